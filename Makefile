@@ -1,0 +1,73 @@
+# weir's commands. `make help` explains them; each installs what it lacks (as root on Debian) or says what to install.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+export LC_ALL ?= C.UTF-8
+
+REL := _build/server/rel/weir
+
+.PHONY: help
+help: ## this list
+	@echo "weir, a rate limiter for the BEAM. Commands:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "HTTP port of run: WEIR_HTTP_PORT (8080). Configuration: config/sys.config, or WEIR_CONFIG=/path/to/some.config"
+
+.PHONY: run
+run: ## build the release and run it in the foreground, on http://127.0.0.1:8080 (Ctrl-C stops it)
+	@scripts/bootstrap.sh run
+	@scripts/release.sh
+	@echo "==> starting weir; Ctrl-C stops it"
+	@exec $(REL)/bin/weir
+
+.PHONY: test
+test: ## all tests; the last line is "N passed, N failed"
+	@scripts/bootstrap.sh test
+	@scripts/test.sh
+
+.PHONY: release
+release: ## a tarball that runs without Erlang; prints its path
+	@scripts/bootstrap.sh run
+	@scripts/release.sh tar
+
+.PHONY: build
+build: ## compile the application and its NIF
+	@scripts/bootstrap.sh run
+	@rebar3 compile
+
+.PHONY: check
+check: ## what CI runs: tests, formats, linters, xref, Dialyzer, sanitizers, fuzzers for a moment
+	@scripts/bootstrap.sh check
+	@scripts/check.sh
+
+.PHONY: check-long
+check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, aarch64, the NIF under ASan
+	@scripts/bootstrap.sh long
+	@scripts/check.sh long
+
+.PHONY: bench
+bench: ## benchmarks, beside the usual alternatives
+	@scripts/bootstrap.sh bench
+	@bench/run.sh
+
+.PHONY: fmt
+fmt: ## format the C++
+	@scripts/bootstrap.sh check
+	@scripts/check.sh fmt
+
+.PHONY: lint
+lint: ## clang-format and clang-tidy, without changing anything
+	@scripts/bootstrap.sh check
+	@scripts/check.sh format tidy
+
+.PHONY: xref
+xref: ## calls of functions that don't exist
+	@scripts/bootstrap.sh check
+	@scripts/check.sh xref
+
+.PHONY: dialyzer
+dialyzer: ## Erlang's type checker
+	@scripts/bootstrap.sh check
+	@scripts/check.sh dialyzer
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf _build priv/weir_nif.so examples/*/_build

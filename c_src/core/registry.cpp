@@ -1,0 +1,288 @@
+#include "weir/registry.hpp"
+
+#include <algorithm>
+#include <new>
+
+namespace weir {
+
+// ---- Limiter ----
+
+Limiter::Limiter(Arena& arena, unsigned stripes) : table_(arena), stripes_(stripes), counters_(new Stripe[stripes]) {}
+
+Terms Limiter::terms() const noexcept {
+  for (;;) {
+    const std::uint32_t sequence = sequence_.load(std::memory_order_acquire);
+    Terms terms;
+    terms.policy = {{capacity_.load(std::memory_order_relaxed)}, {interval_.load(std::memory_order_relaxed)}};
+    terms.version = version_.load(std::memory_order_relaxed);
+    terms.before = {{before_capacity_.load(std::memory_order_relaxed)},
+                    {before_interval_.load(std::memory_order_relaxed)}};
+    terms.changed_at = {changed_at_.load(std::memory_order_relaxed)};
+    // acq_rel on a read-modify-write would write; the loads above are kept before this one by the fence.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if ((sequence & 1) == 0 && sequence_.load(std::memory_order_relaxed) == sequence) return terms;
+    spin_pause();
+  }
+}
+
+void Limiter::set_terms(const Terms& terms) noexcept {
+  const std::uint32_t sequence = sequence_.load(std::memory_order_relaxed);
+  sequence_.store(sequence + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  capacity_.store(terms.policy.capacity.v, std::memory_order_relaxed);
+  interval_.store(terms.policy.interval.v, std::memory_order_relaxed);
+  version_.store(terms.version, std::memory_order_relaxed);
+  before_capacity_.store(terms.before.capacity.v, std::memory_order_relaxed);
+  before_interval_.store(terms.before.interval.v, std::memory_order_relaxed);
+  changed_at_.store(terms.changed_at.v, std::memory_order_relaxed);
+  sequence_.store(sequence + 2, std::memory_order_release);
+}
+
+void Limiter::set_flags(const LimiterOptions& options) noexcept {
+  flags_.store((options.shadow ? kShadow : 0) | (options.deny_on_error ? kDeny : 0), std::memory_order_relaxed);
+}
+
+Counts Limiter::counts() const noexcept {
+  std::array<std::int64_t, 4> sum{};
+  for (unsigned s = 0; s < stripes_; ++s)
+    for (unsigned k = 0; k < sum.size(); ++k) sum[k] += counters_[s].of[k].load(std::memory_order_relaxed);
+  return {sum[0], sum[1], sum[2], sum[3]};
+}
+
+// ---- finding ----
+
+Registry::Registry(unsigned stripes)
+    : stripes_(stripes), names_(std::make_unique<Slots>()), aliases_(std::make_unique<Slots>()) {}
+
+Registry::~Registry() = default;
+
+// A probe that ends at an empty slot while the slots are being rebuilt proves nothing and is repeated.
+template <class Is>
+Registry::Ref Registry::probe(const Slots& slots, std::uint64_t hash, Is is) const noexcept {
+  for (;;) {
+    const std::uint32_t version = slots_version_.load(std::memory_order_acquire);
+    for (std::size_t i = slot_of(hash);; i = (i + 1) % slots.size()) {
+      Limiter* limiter = slots[i].load(std::memory_order_acquire);
+      if (limiter == nullptr) break;
+      // The generation before the name: if the name is still this one, so was the generation.
+      const std::uint64_t generation = limiter->table_.generation();
+      if (is(*limiter)) return {limiter, generation};
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if ((version & 1) == 0 && slots_version_.load(std::memory_order_relaxed) == version) return {};
+    spin_pause();
+  }
+}
+
+Registry::Ref Registry::find(KeyHash name) const noexcept {
+  return probe(*names_, name.v,
+               [&](const Limiter& limiter) { return limiter.name_hash_.load(std::memory_order_acquire) == name.v; });
+}
+
+Registry::Ref Registry::find_alias(std::uint64_t alias) const noexcept {
+  return probe(*aliases_, alias,
+               [&](const Limiter& limiter) { return limiter.alias_.load(std::memory_order_acquire) == alias; });
+}
+
+void Registry::add(Slots& slots, std::uint64_t hash, Limiter* limiter) noexcept {
+  std::size_t i = slot_of(hash);
+  while (slots[i].load(std::memory_order_relaxed) != nullptr) i = (i + 1) % slots.size();
+  slots[i].store(limiter, std::memory_order_release);
+}
+
+// Deleting from linear probing would leave holes; limiters are deleted seldom, so all is laid out anew.
+void Registry::rebuild_slots() noexcept {
+  slots_version_.fetch_add(1, std::memory_order_acq_rel);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (Slots* slots : {names_.get(), aliases_.get()})
+    for (auto& slot : *slots) slot.store(nullptr, std::memory_order_relaxed);
+  for (const auto& limiter : limiters_) {
+    if (limiter->phase_ != Limiter::Phase::open) continue;
+    add(*names_, limiter->name_hash_.load(std::memory_order_relaxed), limiter.get());
+    if (const std::uint64_t alias = limiter->alias_.load(std::memory_order_relaxed); alias != 0)
+      add(*aliases_, alias, limiter.get());
+  }
+  slots_version_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+// ---- changing ----
+
+Limiter* Registry::take_free() {
+  for (const auto& limiter : limiters_)
+    if (limiter->phase_ == Limiter::Phase::free) return limiter.get();
+  if (limiters_.size() == kMaxLimiters) return nullptr;
+  limiters_.push_back(std::make_unique<Limiter>(arena_, stripes_));
+  return limiters_.back().get();
+}
+
+Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& policy, const LimiterOptions& options,
+                            Nanos now) {
+  const std::lock_guard lock(mutex_);
+  if (const Ref found = find(hash)) {
+    Limiter& limiter = *found.limiter;
+    if (options.max_keys != limiter.options_.max_keys) return Put::fixed;
+    if (limiter.converting_) return Put::busy;
+    const Terms terms = limiter.terms();
+    limiter.options_ = options;
+    limiter.set_flags(options);
+    if (policy == terms.policy) return Put::changed;
+    limiter.converting_ = true;
+    limiter.convert_cursor_ = 0;
+    limiter.set_terms({policy, terms.version + 1, terms.policy, now});
+    return Put::changed;
+  }
+  Limiter* limiter = take_free();
+  if (limiter == nullptr) return Put::too_many;
+  limiter->name_ = name;
+  limiter->options_ = options;
+  limiter->handles_ = 0;
+  limiter->converting_ = false;
+  limiter->sweep_cursor_ = 0;
+  for (unsigned s = 0; s < stripes_; ++s)
+    for (auto& counter : limiter->counters_[s].of) counter.store(0, std::memory_order_relaxed);
+  limiter->set_flags(options);
+  limiter->set_terms({policy, limiter->terms().version, policy, now});
+  limiter->table_.open(options.max_keys, limiter->terms().version);
+  limiter->name_hash_.store(hash.v, std::memory_order_release);
+  limiter->phase_ = Limiter::Phase::open;
+  add(*names_, hash.v, limiter);
+  return Put::created;
+}
+
+bool Registry::set_alias(KeyHash name, std::uint64_t alias) {
+  const std::lock_guard lock(mutex_);
+  const Ref found = find(name);
+  if (!found || alias == 0) return false;
+  if (found.limiter->alias_.exchange(alias, std::memory_order_acq_rel) != alias) add(*aliases_, alias, found.limiter);
+  return true;
+}
+
+bool Registry::convert(KeyHash name, unsigned segments) {
+  const std::lock_guard lock(mutex_);
+  const Ref found = find(name);
+  if (!found || !found.limiter->converting_) return true;
+  Limiter& limiter = *found.limiter;
+  if (!limiter.table_.convert(found.generation, limiter.terms(), limiter.convert_cursor_, segments)) return false;
+  limiter.converting_ = false;
+  return true;
+}
+
+// Names first, then the table: who still finds a name finds a generation that the table no longer has.
+void Registry::begin_remove(Limiter& limiter) noexcept {
+  limiter.phase_ = Limiter::Phase::closing;
+  limiter.name_hash_.store(0, std::memory_order_release);
+  limiter.alias_.store(0, std::memory_order_release);
+  limiter.table_.begin_close();
+}
+
+bool Registry::remove(KeyHash name) {
+  const std::lock_guard lock(mutex_);
+  const Ref found = find(name);
+  if (!found) return false;
+  begin_remove(*found.limiter);
+  rebuild_slots();
+  return true;
+}
+
+void Registry::remove_all() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& limiter : limiters_)
+    if (limiter->phase_ == Limiter::Phase::open) begin_remove(*limiter);
+  rebuild_slots();
+}
+
+bool Registry::retain(Ref ref) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (ref.limiter->table_.generation() != ref.generation) return false;
+  ++ref.limiter->handles_;
+  return true;
+}
+
+void Registry::release(Ref ref) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (ref.limiter->table_.generation() == ref.generation) --ref.limiter->handles_;
+}
+
+bool Registry::maintain(Nanos now, unsigned segments) {
+  const std::lock_guard lock(mutex_);
+  for (; maintain_next_ < limiters_.size(); ++maintain_next_) {
+    Limiter& limiter = *limiters_[maintain_next_];
+    if (segments == 0) return false;
+    if (limiter.phase_ == Limiter::Phase::closing) {
+      if (!limiter.table_.close_some(segments)) return false;
+      limiter.phase_ = Limiter::Phase::free;
+      --segments;
+    } else if (limiter.phase_ == Limiter::Phase::open) {
+      const Terms terms = limiter.terms();
+      const std::uint64_t generation = limiter.table_.generation();
+      if (limiter.converting_) {
+        if (!limiter.table_.convert(generation, terms, limiter.convert_cursor_, segments)) return false;
+        limiter.converting_ = false;
+      }
+      if (!limiter.table_.sweep(generation, terms, now, limiter.sweep_cursor_, segments)) return false;
+      limiter.sweep_cursor_ = 0;
+      --segments;
+      if (limiter.options_.transient && limiter.handles_ == 0 && limiter.table_.stats().keys == 0) {
+        begin_remove(limiter);
+        rebuild_slots();
+      }
+    }
+  }
+  maintain_next_ = 0;
+  return true;
+}
+
+std::vector<Registry::Listed> Registry::list() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Listed> listed;
+  for (const auto& limiter : limiters_)
+    if (limiter->phase_ == Limiter::Phase::open)
+      listed.push_back(
+          {limiter->name_, limiter->terms().policy, limiter->options_, limiter->counts(), limiter->table_.stats()});
+  return listed;
+}
+
+// ---- deciding ----
+
+Decision Registry::decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
+  Limiter& limiter = *ref.limiter;
+  Decision decision;
+  Status status = Status::stale;
+  try {
+    while (status == Status::stale)
+      status = limiter.table_.decide(ref.generation, limiter.terms(), key, hits, now, decision);
+  } catch (const std::bad_alloc&) {
+    status = Status::gone;
+  }
+  if (status != Status::ok) {
+    limiter.count(Limiter::Kind::failed, stripe);
+    return {!limiter.deny_on_error(), {0}, {0}, {limiter.deny_on_error() ? 1 : 0}};
+  }
+  if (decision.allowed) {
+    limiter.count(Limiter::Kind::allowed, stripe);
+  } else if (limiter.shadow()) {
+    limiter.count(Limiter::Kind::shadow_denied, stripe);
+    decision.allowed = true;
+    decision.retry = {0};
+  } else {
+    limiter.count(Limiter::Kind::denied, stripe);
+  }
+  return decision;
+}
+
+bool Registry::peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept {
+  Status status = Status::stale;
+  while (status == Status::stale) {
+    terms = ref.limiter->terms();
+    status = ref.limiter->table_.peek(ref.generation, terms, key, now, state);
+  }
+  return status == Status::ok;
+}
+
+bool Registry::reset(Ref ref, KeyHash key, Nanos now) noexcept {
+  Status status = Status::stale;
+  while (status == Status::stale) status = ref.limiter->table_.reset(ref.generation, ref.limiter->terms(), key, now);
+  return status == Status::ok;
+}
+
+}  // namespace weir

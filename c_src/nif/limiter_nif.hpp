@@ -1,0 +1,14 @@
+#pragma once
+
+#include <erl_nif.h>
+
+#include <array>
+
+namespace weir::nif {
+
+// The destructor of a handle.
+void drop_handle(ErlNifEnv* env, void* object) noexcept;
+
+extern const std::array<ErlNifFunc, 15> limiter_functions;
+
+}  // namespace weir::nif

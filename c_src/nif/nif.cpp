@@ -1,0 +1,80 @@
+// nif: the library's entries, and its life in the emulator.
+//
+// The first instance makes the state (registry, tables, secret); an instance that is loaded as an upgrade of the module
+// takes it over, and the handles with it; the last instance to be unloaded deletes it. Instances share the state only
+// if they were built with the same kAbi, which weir_nif.erl passes in: raise it there and here whenever State, or
+// anything in it, changes its layout.
+#include <erl_nif.h>
+
+#include <array>
+
+#include "clock.hpp"
+#include "limiter_nif.hpp"
+#include "table_nif.hpp"
+#include "term.hpp"
+
+namespace weir::nif {
+
+namespace {
+
+constexpr int kAbi = 1;
+
+// What load and upgrade return to refuse; the emulator puts the number into its error.
+enum Refused : int { kWrongAbi = 1, kNoMemory = 2, kNoResourceType = 3 };
+
+// CREATE for the first instance, TAKEOVER for the next ones, whose handles then run the new library's destructor.
+int start(ErlNifEnv* env, ERL_NIF_TERM load_info, void* old_state, void** new_state) noexcept {
+  int abi;
+  if (!enif_get_int(env, load_info, &abi) || abi != kAbi) return kWrongAbi;
+  make_atoms(env);
+  state = static_cast<State*>(old_state);
+  // This instance's clock goes on from where the last one's stands.
+  clock_start({.fallback = false, .not_before = state == nullptr ? Nanos{0} : state->now()});
+  const auto flags = static_cast<ErlNifResourceFlags>(ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
+  handle_type = enif_open_resource_type(env, nullptr, "weir_handle", drop_handle, flags, nullptr);
+  if (handle_type == nullptr) return kNoResourceType;
+  if (state == nullptr) {
+    ErlNifSysInfo system;
+    enif_system_info(&system, sizeof(system));
+    try {
+      state = new State(static_cast<unsigned>(system.scheduler_threads) + 1);
+    } catch (...) {
+      return kNoMemory;
+    }
+  }
+  state->now = []() noexcept { return clock_now(); };
+  ++state->instances;
+  *new_state = state;
+  return 0;
+}
+
+int load(ErlNifEnv* env, void** private_data, ERL_NIF_TERM load_info) {
+  return start(env, load_info, nullptr, private_data);
+}
+
+int upgrade(ErlNifEnv* env, void** private_data, void** old_private_data, ERL_NIF_TERM load_info) {
+  return start(env, load_info, *old_private_data, private_data);
+}
+
+void unload(ErlNifEnv*, void* private_data) {
+  auto* shared = static_cast<State*>(private_data);
+  if (--shared->instances == 0) {
+    delete shared;
+    state = nullptr;
+  }
+}
+
+// ERL_NIF_INIT wants one array.
+struct Functions {
+  ErlNifFunc all[table_functions.size() + limiter_functions.size()];
+  Functions() noexcept {
+    std::copy(table_functions.begin(), table_functions.end(), all);
+    std::copy(limiter_functions.begin(), limiter_functions.end(), all + table_functions.size());
+  }
+} functions;
+
+}  // namespace
+
+}  // namespace weir::nif
+
+ERL_NIF_INIT(weir_nif, weir::nif::functions.all, weir::nif::load, nullptr, weir::nif::upgrade, weir::nif::unload)

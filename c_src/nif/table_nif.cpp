@@ -1,0 +1,187 @@
+// The questions: check, decide, peek, reset, explain, alone and in batches.
+#include "table_nif.hpp"
+
+#include <array>
+
+#include "clock.hpp"
+#include "term.hpp"
+
+namespace weir::nif {
+
+namespace {
+
+// Items of a batch decided in one call; a longer list comes back with the rest. About 50 us of work.
+constexpr unsigned kBatch = 512;
+// From this size on a table isn't in the cache, and fetching a batch's lines ahead pays (doc/benchmarks.md).
+constexpr std::int64_t kPrefetchBytes = 1 << 20;
+// The share of a scheduler's time slice (1 ms) that a whole batch is accounted as.
+constexpr int kBatchTimeslice = 5;
+
+Decision decide(const Question& question, Nanos now) noexcept {
+  return state->registry.decide(question.ref, question.key, question.hits, now, stripe());
+}
+
+template <Form form>
+ERL_NIF_TERM check(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  const Nanos now = clock_now_overlapped();  // first: the counter's latency overlaps with the hash
+  Question question;
+  if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
+  return make_verdict(env, decide(question, now));
+}
+
+template <Form form>
+ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Question question;
+  if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
+  const Tokens capacity = question.ref.limiter->terms().policy.capacity;
+  return make_map(env, decide(question, clock_now_overlapped()), capacity);
+}
+
+// The questions beyond `size` are left as they are: clearing all would cost more than a small batch.
+struct Batch {
+  union {
+    std::array<Question, kBatch> questions;
+  };
+  unsigned size = 0;
+  Batch() noexcept {}
+};
+static_assert(std::is_trivially_destructible_v<Question>);
+
+// Items are {Limiter, Key, Hits}, or {Limiter, Key, Hits, external} where `Key` is an external format. Decodes up to
+// kBatch of them and advances `list`; 0 or the atom that says what is wrong with item batch.size.
+ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, Batch& batch) noexcept {
+  for (ERL_NIF_TERM head, tail; batch.size < kBatch && enif_get_list_cell(env, list, &head, &tail); list = tail) {
+    int arity;
+    const ERL_NIF_TERM* item;
+    if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && arity != 4)) return atoms.bad_item;
+    Question& question = *new (&batch.questions[batch.size]) Question;
+    if (const ERL_NIF_TERM wrong = get_question(env, item, arity == 3 ? Form::native : Form::external, question))
+      return wrong;
+    auto& table = question.ref.limiter->table();
+    if (table.bytes() > kPrefetchBytes) table.prefetch(question.key);
+    ++batch.size;
+  }
+  return 0;
+}
+
+// [Answer] when the whole list is answered, else {more, [Answer], Rest}; {error, Index, Reason} with nothing counted.
+template <class Answer>
+ERL_NIF_TERM answer_batch(ErlNifEnv* env, ERL_NIF_TERM list, Answer answer) {
+  Batch batch;
+  if (const ERL_NIF_TERM wrong = get_batch(env, list, batch))
+    return enif_make_tuple3(env, atoms.error, enif_make_uint(env, batch.size), wrong);
+  const bool rest = !enif_is_empty_list(env, list);
+  if (rest && !enif_is_list(env, list)) return enif_make_badarg(env);
+  const Nanos now = clock_now_overlapped();
+  std::array<ERL_NIF_TERM, kBatch> answers;
+  for (unsigned i = 0; i < batch.size; ++i) answers[i] = answer(batch.questions[i], now);
+  enif_consume_timeslice(env, std::max(1, static_cast<int>(batch.size * kBatchTimeslice / kBatch)));
+  const ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
+  return rest ? enif_make_tuple3(env, atoms.more, made, list) : made;
+}
+
+ERL_NIF_TERM check_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  return answer_batch(env, argv[0],
+                      [env](const Question& question, Nanos now) { return make_answer(env, decide(question, now)); });
+}
+
+ERL_NIF_TERM decide_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  return answer_batch(env, argv[0], [env](const Question& question, Nanos now) {
+    const Tokens capacity = question.ref.limiter->terms().policy.capacity;
+    return make_map(env, decide(question, now), capacity);
+  });
+}
+
+ERL_NIF_TERM validate_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Batch batch;
+  ERL_NIF_TERM list = argv[0];
+  if (const ERL_NIF_TERM wrong = get_batch(env, list, batch))
+    return enif_make_tuple3(env, atoms.error, enif_make_uint(env, batch.size), wrong);
+  return enif_is_empty_list(env, list) ? atoms.ok : enif_make_tuple2(env, atoms.more, list);
+}
+
+// The key's state and what goes with it; `gone` has been turned into an empty state.
+struct Seen {
+  Nanos now;
+  Tat state;
+  Terms terms;
+};
+
+template <Form form>
+ERL_NIF_TERM get_seen(ErlNifEnv* env, const ERL_NIF_TERM argv[], Registry::Ref& ref, Seen& seen) noexcept {
+  KeyHash key;
+  if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
+  seen.now = clock_now_overlapped();
+  return state->registry.peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
+}
+
+template <Form form>
+ERL_NIF_TERM peek(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Registry::Ref ref;
+  Seen seen;
+  if (const ERL_NIF_TERM wrong = get_seen<form>(env, argv, ref, seen)) return wrong;
+  return make_map(env, seen.state.peek(seen.terms.policy, {1}, seen.now), seen.terms.policy.capacity);
+}
+
+// {Decision, Level, TatNs, NowNs, IntervalNs, Shadow, DenyOnError, {Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}}
+template <Form form>
+ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Registry::Ref ref;
+  Seen seen;
+  if (const ERL_NIF_TERM wrong = get_seen<form>(env, argv, ref, seen)) return wrong;
+  const Policy& policy = seen.terms.policy;
+  return enif_make_tuple8(env, make_map(env, seen.state.peek(policy, {1}, seen.now), policy.capacity),
+                          enif_make_int64(env, seen.state.level(policy, seen.now).v),
+                          enif_make_int64(env, seen.state.value().v), enif_make_int64(env, seen.now.v),
+                          enif_make_int64(env, policy.interval.v), ref.limiter->shadow() ? atoms.true_ : atoms.false_,
+                          ref.limiter->deny_on_error() ? atoms.deny : atoms.allow,
+                          make_table_stats(env, ref.limiter->table().stats()));
+}
+
+template <Form form>
+ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Registry::Ref ref;
+  KeyHash key;
+  if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
+  state->registry.reset(ref, key, clock_now_overlapped());
+  return atoms.ok;
+}
+
+ERL_NIF_TERM key_hash(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  KeyHash key;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[0], Form::native, key)) return wrong;
+  return enif_make_uint64(env, key.v);
+}
+
+ERL_NIF_TERM nothing(ErlNifEnv*, int, const ERL_NIF_TERM[]) { return atoms.ok; }
+
+}  // namespace
+
+ERL_NIF_TERM make_table_stats(ErlNifEnv* env, const TableStats& stats) {
+  return enif_make_tuple5(env, enif_make_int64(env, stats.keys), enif_make_int64(env, stats.max_keys),
+                          enif_make_int64(env, stats.evicted_keys), enif_make_int64(env, stats.evicted_tokens),
+                          enif_make_int64(env, stats.memory_bytes));
+}
+
+const std::array<ErlNifFunc, 16> table_functions = {{
+    {"check", 3, guarded<check<Form::native>>, 0},
+    {"check_external", 3, guarded<check<Form::external>>, 0},
+    {"decide", 3, guarded<decide<Form::native>>, 0},
+    {"decide_external", 3, guarded<decide<Form::external>>, 0},
+    {"check_many", 1, guarded<check_many>, 0},
+    {"decide_many", 1, guarded<decide_many>, 0},
+    {"validate_many", 1, guarded<validate_many>, 0},
+    {"peek", 2, guarded<peek<Form::native>>, 0},
+    {"peek_external", 2, guarded<peek<Form::external>>, 0},
+    {"explain", 2, guarded<explain<Form::native>>, 0},
+    {"explain_external", 2, guarded<explain<Form::external>>, 0},
+    {"reset", 2, guarded<reset<Form::native>>, 0},
+    {"reset_external", 2, guarded<reset<Form::external>>, 0},
+    {"key_hash", 1, guarded<key_hash>, 0},
+    {"nothing", 0, guarded<nothing>, 0},
+    {"nothing", 3, guarded<nothing>, 0},
+}};
+
+}  // namespace weir::nif

@@ -1,0 +1,109 @@
+// term: Erlang terms in and out, and the wrapper around every entry of the NIF.
+//
+// Rules of the boundary: a glue function decodes all its arguments, then calls the core once, then encodes; expected
+// outcomes are values made of atoms interned at load; no exception leaves C++.
+#pragma once
+
+#include <erl_nif.h>
+
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <string_view>
+
+#include "weir/registry.hpp"
+#include "weir/siphash.hpp"
+#include "weir/units.hpp"
+
+namespace weir::nif {
+
+// Binaries and other terms longer than this are refused as keys: hashing takes about 1 us for 2 KB, and a NIF call may
+// not take more than 100 us.
+inline constexpr std::size_t kMaxKeyBytes = 65536;
+// Tuples are hashed natively while their encoding fits here and they nest no deeper than this; others go by their
+// external format. Both numbers decide which hash a key gets: they must be the same on all nodes.
+inline constexpr std::size_t kMaxTupleBytes = 512;
+inline constexpr unsigned kMaxTupleDepth = 3;
+
+#define WEIR_ATOMS(X)                                                                                              \
+  X(allow)                                                                                                         \
+  X(deny)                                                                                                          \
+  X(infinity)                                                                                                      \
+  X(ok)                                                                                                            \
+  X(more) X(done) X(error) X(created) X(changed) X(busy) X(fixed) X(too_many) X(unknown_limiter) X(other_key)      \
+      X(long_key) X(bad_hits) X(bad_item) X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) \
+          X(weir_internal_error)
+
+struct Atoms {
+#define X(name) ERL_NIF_TERM name;
+  WEIR_ATOMS(X)
+#undef X
+  ERL_NIF_TERM true_, false_;
+  ERL_NIF_TERM one;  // the integer: small ones are immediate, the same word everywhere
+};
+extern Atoms atoms;
+
+// What all instances of the library in this VM share: it is handed on at an upgrade.
+struct State {
+  explicit State(unsigned threads) : registry(threads), stripes(threads) {}
+  Registry registry;
+  SipKey secret;
+  unsigned instances = 0;  // libraries loaded: the last to go deletes the state
+  unsigned stripes = 1;
+  Nanos (*now)() noexcept = nullptr;  // the clock of the newest instance
+};
+extern State* state;
+extern ErlNifResourceType* handle_type;
+
+// A resource: a limiter that a caller holds on to.
+struct Handle {
+  Registry::Ref ref;
+};
+
+// The calling thread's set of counters.
+unsigned stripe() noexcept;
+
+void make_atoms(ErlNifEnv* env) noexcept;
+
+// The hash of a name or key of bytes of `type`.
+enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, external };
+KeyHash hash_bytes(KeyType type, std::string_view bytes) noexcept;
+
+// What a key's term is hashed as. `external` says that the term is a binary which is another key's external format.
+enum class Form : std::uint8_t { native, external };
+
+struct Question {
+  Registry::Ref ref;
+  KeyHash key;
+  Tokens hits;
+};
+
+// Decoders return 0 when all is well, else the atom that says what isn't.
+ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
+ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, KeyHash& key) noexcept;
+ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
+ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept;
+
+bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexcept;
+
+ERL_NIF_TERM make_ms(ErlNifEnv* env, Nanos duration) noexcept;  // rounded up; kNever is `infinity`
+// Remaining >= 0 | -RetryMs < 0 | infinity: what costs least to return.
+ERL_NIF_TERM make_verdict(ErlNifEnv* env, const Decision& decision) noexcept;
+ERL_NIF_TERM make_answer(ErlNifEnv* env, const Decision& decision) noexcept;  // {allow, N} | {deny, Ms}
+ERL_NIF_TERM make_map(ErlNifEnv* env, const Decision& decision, Tokens capacity);
+
+using Entry = ERL_NIF_TERM(ErlNifEnv*, int, const ERL_NIF_TERM[]);
+
+// The entry as Erlang sees it.
+template <Entry* F>
+ERL_NIF_TERM guarded(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) noexcept {
+  try {
+    return F(env, argc, argv);
+  } catch (const std::bad_alloc&) {
+    return enif_raise_exception(env, atoms.system_limit);
+  } catch (...) {
+    return enif_raise_exception(env, atoms.weir_internal_error);
+  }
+}
+
+}  // namespace weir::nif

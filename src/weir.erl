@@ -1,0 +1,218 @@
+%% @doc weir: rate limiting in the time of a function call.
+%%
+%% ```
+%% ok = weir:put_limiter(login, #{rate => {5, minute}}),
+%% case weir:check(login, Ip) of
+%%     {allow, _Left} -> proceed();
+%%     {deny, Ms}     -> retry_after(Ms)
+%% end.
+%% '''
+%%
+%% A <em>limiter</em> is a named policy; a <em>key</em> is what it is applied to, any term; <em>hits</em> are what a
+%% request costs, a positive integer. A limiter of rate {N, Unit} and burst c holds a bucket of c tokens for each key, full
+%% at first, and gives one token back every Unit / N.
+%%
+%% No function here sends a message to decide. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
+%% numbers, and tuples of these (IP addresses) are hashed with their type, so `1', `1.0', `<<"1">>' and `'1'' are four
+%% keys; other terms go by their deterministic external format, which is slower.
+%%
+%% Errors: an unknown limiter or a bad argument raises `badarg' with an explanation (shells and loggers print it, {@link
+%% weir_error:explain/2} returns it). A fault of weir's own, or a limiter that is deleted during the call, is answered as
+%% the limiter's `on_error' says, and counted.
+-module(weir).
+
+%% Deciding.
+-export([check/2, check/3, check_many/1, decide/3, decide_many/1]).
+%% Looking and mending.
+-export([peek/2, reset/2, explain/2]).
+%% Limiters.
+-export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
+%% In somebody else's supervision tree.
+-export([child_spec/1, start_link/1]).
+
+-export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0]).
+
+-opaque handle() :: reference().
+-type limiter() :: weir_limiter:name() | handle().
+-type key() :: term().
+-type hits() :: pos_integer().
+-type answer() :: {allow, Remaining :: non_neg_integer()} | {deny, RetryAfterMs :: pos_integer() | infinity}.
+%% `limit' is the capacity, `reset_ms' the time until the bucket is full, `retry_ms' 0 when allowed and `infinity' when
+%% the hits exceed the capacity.
+-type decision() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
+                      reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+
+%% @equiv check(Limiter, Key, 1)
+-spec check(limiter(), key()) -> answer().
+check(Limiter, Key) ->
+    check(Limiter, Key, 1).
+
+%% @doc Decides, and counts what is allowed. A denial counts nothing. `RetryAfterMs' is when the same hits would be
+%% allowed if nobody else came, `infinity' if there are more of them than the bucket holds.
+%%
+%% Cost: about four calls of an empty NIF.
+-spec check(limiter(), key(), hits()) -> answer().
+check(Limiter, Key, Hits) ->
+    case weir_table:check(Limiter, Key, Hits) of
+        Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
+        Retry when is_integer(Retry) -> {deny, -Retry};
+        infinity -> {deny, infinity};
+        Wrong -> check_again(Wrong, Limiter, Key, Hits)
+    end.
+
+check_again(Wrong, Limiter, Key, Hits) ->
+    case weir_table:check_again(Wrong, Limiter, Key, Hits) of
+        Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
+        Retry when is_integer(Retry) -> {deny, -Retry};
+        infinity -> {deny, infinity};
+        StillWrong -> bad(Limiter, StillWrong)
+    end.
+
+%% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted.
+%%
+%% Cost: 20 to 50 ns a request in batches of 100.
+-spec check_many([{limiter(), key(), hits()}]) -> [answer()].
+check_many(Items) ->
+    case weir_table:check_many(Items) of
+        Answers when is_list(Answers) -> Answers;
+        Wrong -> bad(Items, Wrong)
+    end.
+
+%% @doc As {@link check/3}, with all that a response's headers need.
+-spec decide(limiter(), key(), hits()) -> decision().
+decide(Limiter, Key, Hits) ->
+    case weir_table:decide(Limiter, Key, Hits) of
+        #{} = Decision -> Decision;
+        Wrong -> bad(Limiter, Wrong)
+    end.
+
+%% @doc As {@link check_many/1}, with all that responses' headers need.
+-spec decide_many([{limiter(), key(), hits()}]) -> [decision()].
+decide_many(Items) ->
+    case weir_table:decide_many(Items) of
+        Decisions when is_list(Decisions) -> Decisions;
+        Wrong -> bad(Items, Wrong)
+    end.
+
+%% @doc What {@link decide/3} would say of one hit, without counting it: `remaining' is before the hit.
+-spec peek(limiter(), key()) -> decision().
+peek(Limiter, Key) ->
+    case weir_table:peek(Limiter, Key) of
+        #{} = Decision -> Decision;
+        Wrong -> bad(Limiter, Wrong)
+    end.
+
+%% @doc Gives the key a full bucket.
+-spec reset(limiter(), key()) -> ok.
+reset(Limiter, Key) ->
+    case weir_table:reset(Limiter, Key) of
+        ok -> ok;
+        Wrong -> bad(Limiter, Wrong)
+    end.
+
+%% @doc Why a key is decided as it is: what {@link peek/2} says, the limiter's `capacity', `interval_ns' (one token
+%% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and `tat_ns'
+%% (theoretical arrival time: Unix time at which the bucket is full), `now_ns', and the limiter's `table': keys held and
+%% at most, bytes, and what was evicted.
+-spec explain(limiter(), key()) -> map().
+explain(Limiter, Key) ->
+    case weir_table:explain(Limiter, Key) of
+        #{} = Explained -> Explained#{limiter => display(Limiter), scope => local, algorithm => token_bucket};
+        Wrong -> bad(Limiter, Wrong)
+    end.
+
+%% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys' is
+%% chosen when a limiter is made. Takes about 20 ns for each key of a limiter that is changed; decisions go on meanwhile.
+-spec put_limiter(weir_limiter:name(), weir_limiter:spec()) -> ok.
+put_limiter(Name, Spec) ->
+    case weir_registry:put(Name, Spec) of
+        ok -> ok;
+        {error, Message} -> raise({message, Message})
+    end.
+
+%% @doc Deletes a limiter and what it knows of its keys. Calls that are under way are answered as its `on_error' says,
+%% later ones raise.
+-spec delete_limiter(weir_limiter:name()) -> ok.
+delete_limiter(Name) ->
+    case weir_registry:delete(Name) of
+        ok -> ok;
+        unknown_limiter -> bad(Name, unknown_limiter);
+        {error, Message} -> raise({message, Message})
+    end.
+
+%% @doc All limiters and their specifications, every option filled in.
+-spec limiters() -> #{binary() => weir_limiter:spec()}.
+limiters() ->
+    weir_registry:specs().
+
+%% @doc A limiter without a name, for policies that come with the call. Policies that decide alike share one, and so
+%% their keys' levels. It lasts while a handle of it is held or a key of it has a level.
+%%
+%% Keep the handle where you can: compiling costs about 2 us.
+-spec compile(weir_limiter:spec()) -> handle().
+compile(Spec) ->
+    case weir_registry:compile(Spec) of
+        {ok, Handle} -> Handle;
+        {error, Message} -> raise({message, Message})
+    end.
+
+%% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts' there, after starting weir if
+%% need be. `Opts' is a map or a property list with `limiters'.
+-spec child_spec(#{limiters => Limiters} | [{limiters, Limiters}]) -> supervisor:child_spec()
+              when Limiters :: #{weir_limiter:name() => weir_limiter:spec()} | [{weir_limiter:name(), weir_limiter:spec()}].
+child_spec(Opts) ->
+    #{id => ?MODULE, start => {?MODULE, start_link, [Opts]}, type => worker, restart => permanent}.
+
+%% @private
+%% @doc Starts no process: weir's own are in weir's application.
+-spec start_link(map() | list()) -> ignore | {error, term()}.
+start_link(Opts) when is_list(Opts) ->
+    start_link(maps:from_list(Opts));
+start_link(#{} = Opts) ->
+    case maps:keys(Opts) -- [limiters] of
+        [] ->
+            case application:ensure_all_started(weir) of
+                {ok, _} -> make(limiter_list(maps:get(limiters, Opts, [])));
+                {error, _} = Error -> Error
+            end;
+        Unknown ->
+            {error, {unknown_options, Unknown}}
+    end.
+
+limiter_list(Limiters) when is_map(Limiters) -> maps:to_list(Limiters);
+limiter_list(Limiters) -> Limiters.
+
+make([]) ->
+    ignore;
+make([{Name, Spec} | Limiters]) ->
+    case weir_registry:put(Name, Spec) of
+        ok -> make(Limiters);
+        {error, Message} -> {error, {bad_limiter, Name, Message}}
+    end.
+
+%% ---- internal ----
+
+display(Name) when is_atom(Name) -> atom_to_binary(Name);
+display(Name) when is_binary(Name) -> Name;
+display(Handle) when is_reference(Handle) -> compiled.
+
+-spec bad(term(), term()) -> no_return().
+bad(Items, {item, Index, Wrong}) ->
+    raise({item, Index, cause(element_or(Items, Index), Wrong)});
+bad(Limiter, Wrong) ->
+    raise(cause(Limiter, Wrong)).
+
+cause(Limiter, unknown_limiter) -> {unknown_limiter, Limiter};
+cause(_, Wrong) -> Wrong.
+
+%% The limiter of the item; the items are as the caller gave them, so nothing is sure of their shape.
+element_or(Items, Index) ->
+    case lists:nth(Index + 1, Items) of
+        Item when is_tuple(Item), tuple_size(Item) > 0 -> element(1, Item);
+        Item -> Item
+    end.
+
+%% Without the arguments: keys stay out of stack traces, and so out of logs.
+-spec raise(term()) -> no_return().
+raise(Cause) ->
+    erlang:error(badarg, none, [{error_info, #{module => weir_error, cause => Cause}}]).

@@ -1,0 +1,151 @@
+%% @doc A limiter's specification, and what it is compiled to.
+%%
+%% Pure: nothing here knows which limiters exist.
+%%
+%% ```
+%% #{rate => {5, minute},           % 5 tokens a minute; also {5, {10, minute}}: 5 in ten minutes
+%%   burst => 5,                    % the capacity c; as much as the rate's N if not given
+%%   algorithm => token_bucket,
+%%   scope => local,                % each node for itself
+%%   on_error => allow,             % the answer when weir itself fails, or deny
+%%   shadow => false,               % true: denials are counted, and answered as admissions
+%%   max_keys => 1000000}           % then the key with the lowest level in its line of the table makes way
+%% '''
+-module(weir_limiter).
+
+-export([parse/1, name/1, compiled_name/1, known/1]).
+
+-export_type([spec/0, name/0, unit/0, rate/0, compiled/0]).
+
+-type unit() :: second | minute | hour | day.
+-type rate() :: {N :: pos_integer(), unit() | {K :: pos_integer(), unit()}}.
+-type spec() :: #{rate := rate(), burst => pos_integer(), algorithm => token_bucket, scope => local,
+                  on_error => allow | deny, shadow => boolean(), max_keys => pos_integer()}.
+-type name() :: atom() | binary().
+%% `spec' has every option; `interval_ns' is the emission interval T.
+-type compiled() :: #{capacity := pos_integer(), interval_ns := pos_integer(), max_keys := pos_integer(),
+                      shadow := boolean(), on_error := allow | deny, spec := spec()}.
+
+%% A bucket must be full again within 2^60 ns, so that its times fit 62 bits for the next 80 years.
+-define(MAX_SPAN_NS, (1 bsl 60)).
+-define(MAX_KEYS, (1 bsl 28)).
+-define(MAX_NAME_BYTES, 255).
+-define(COMPILED, "compiled:").
+
+%% @doc Checks a specification and compiles it. The message of an error is a sentence for whoever wrote the specification:
+%% it names the option, says what it should be, and what it was.
+-spec parse(spec() | term()) -> {ok, compiled()} | {error, Message :: binary()}.
+parse(Spec) when is_map(Spec) ->
+    try
+        ok = no_unknown(maps:keys(Spec) -- options()),
+        {N, PeriodNs} = rate(maps:get(rate, Spec, missing)),
+        Burst = positive(burst, maps:get(burst, Spec, N)),
+        only(algorithm, token_bucket, Spec),
+        only(scope, local, Spec),
+        OnError = one_of(on_error, [allow, deny], Spec, allow),
+        Shadow = one_of(shadow, [true, false], Spec, false),
+        MaxKeys = positive(max_keys, maps:get(max_keys, Spec, 1000000)),
+        MaxKeys =< ?MAX_KEYS orelse
+            fail("max_keys is at most ~b (2^28), got ~b: spread the keys over several limiters", [?MAX_KEYS, MaxKeys]),
+        IntervalNs = interval(N, PeriodNs),
+        span(Burst, IntervalNs),
+        {ok, #{capacity => Burst, interval_ns => IntervalNs, max_keys => MaxKeys, shadow => Shadow, on_error => OnError,
+               spec => #{rate => maps:get(rate, Spec), burst => Burst, algorithm => token_bucket, scope => local,
+                         on_error => OnError, shadow => Shadow, max_keys => MaxKeys}}}
+    catch
+        throw:{bad_spec, Message} -> {error, Message}
+    end;
+parse(Spec) ->
+    {error, message("a limiter is specified by a map like #{rate => {5, minute}}, got ~ts", [short(Spec)])}.
+
+%% @doc The name as the binary that it is known by: `login' and `<<"login">>' are one limiter.
+-spec name(name() | term()) -> {ok, binary()} | {error, Message :: binary()}.
+name(Name) when is_atom(Name) ->
+    name(atom_to_binary(Name));
+name(<<?COMPILED, _/binary>>) ->
+    {error, <<"names that begin with \"compiled:\" are weir's own: choose another">>};
+name(Name) when is_binary(Name), byte_size(Name) >= 1, byte_size(Name) =< ?MAX_NAME_BYTES ->
+    {ok, Name};
+name(Name) when is_binary(Name) ->
+    {error, message("a limiter's name has 1 to ~b bytes, got ~b", [?MAX_NAME_BYTES, byte_size(Name)])};
+name(Name) ->
+    {error, message("a limiter's name is an atom or a binary, got ~ts", [short(Name)])}.
+
+%% @doc Is there a limiter of this name?
+-spec known(name()) -> boolean().
+known(Name) ->
+    case name(Name) of
+        {ok, Binary} -> weir_registry:spec(Binary) =/= error;
+        {error, _} -> false
+    end.
+
+%% @private
+%% @doc The name under which {@link weir:compile/1} keeps a policy: the same for policies that decide alike.
+-spec compiled_name(compiled()) -> binary().
+compiled_name(#{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
+                on_error := OnError}) ->
+    message(?COMPILED "capacity=~b,interval_ns=~b,max_keys=~b,shadow=~s,on_error=~s",
+            [Capacity, IntervalNs, MaxKeys, Shadow, OnError]).
+
+%% ---- internal ----
+
+options() -> [rate, burst, algorithm, scope, on_error, shadow, max_keys].
+
+no_unknown([]) ->
+    ok;
+no_unknown([Option | _]) ->
+    fail("there is no option ~ts; the options are ~ts",
+         [short(Option), lists:join(", ", [atom_to_list(O) || O <- options()])]).
+
+rate({N, Per}) when is_integer(N), N >= 1 ->
+    {N, period(Per)};
+rate(missing) ->
+    fail("rate is missing: give {N, Unit}, as in rate => {5, minute}", []);
+rate(Rate) ->
+    fail("rate is {N, Unit} with N a positive integer, as in {5, minute}, got ~ts", [short(Rate)]).
+
+period({K, Unit}) when is_integer(K), K >= 1 -> K * period(Unit);
+period(second) -> 1000000000;
+period(minute) -> 60 * period(second);
+period(hour) -> 60 * period(minute);
+period(day) -> 24 * period(hour);
+period(Unit) -> fail("the unit of rate is second, minute, hour, day, or {K, Unit}, got ~ts", [short(Unit)]).
+
+%% T = period / N, to the nearest nanosecond. From 1 us on that is less than 0.1 % off; below, it may be too much.
+interval(N, PeriodNs) ->
+    IntervalNs = (PeriodNs + N div 2) div N,
+    IntervalNs >= 1000 orelse (IntervalNs >= 1 andalso abs(IntervalNs * N - PeriodNs) * 1000 =< PeriodNs) orelse
+        fail("rate is too fast to be timed in nanoseconds within 0.1 %: one token each ~.3f ns. Count in units of 1000 "
+             "hits: a thousandth of N, and a hit for every 1000", [PeriodNs / N]),
+    IntervalNs.
+
+span(Burst, IntervalNs) ->
+    Burst * IntervalNs =< ?MAX_SPAN_NS orelse
+        fail("burst takes ~b years to come back at this rate, and 36 is the most: lower burst, or count in larger units, "
+             "a token for every ~b of yours",
+             [Burst * IntervalNs div (365 * period(day)), Burst * IntervalNs div ?MAX_SPAN_NS + 1]).
+
+positive(_Option, Value) when is_integer(Value), Value >= 1 -> Value;
+positive(Option, Value) -> fail("~s is a positive integer, got ~ts", [Option, short(Value)]).
+
+one_of(Option, Values, Spec, Default) ->
+    Value = maps:get(Option, Spec, Default),
+    lists:member(Value, Values) orelse
+        fail("~s is ~ts, got ~ts", [Option, lists:join(" or ", [atom_to_list(V) || V <- Values]), short(Value)]),
+    Value.
+
+only(Option, Only, Spec) ->
+    case maps:get(Option, Spec, Only) of
+        Only -> ok;
+        Other -> fail("~s is ~s in this version of weir, got ~ts", [Option, Only, short(Other)])
+    end.
+
+-spec fail(io:format(), [term()]) -> no_return().
+fail(Format, Args) ->
+    throw({bad_spec, message(Format, Args)}).
+
+message(Format, Args) ->
+    unicode:characters_to_binary(io_lib:format(Format, Args)).
+
+short(Term) ->
+    io_lib:format("~0tP", [Term, 12]).

@@ -1,0 +1,134 @@
+%% @private
+%% @doc The NIF's entries, and nothing else. Only {@link weir_table}, {@link weir_clock} and {@link weir_registry} call them.
+%%
+%% Every entry names its worst case. Errors of the caller come back as atoms, which the callers turn into `badarg' with an
+%% explanation; `badarg' from here is a fault of weir's own.
+-module(weir_nif).
+
+-export([check/3, check_external/3, decide/3, decide_external/3, check_many/1, decide_many/1,
+         validate_many/1]).
+-export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1]).
+-export([put/7, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1]).
+-export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
+-export([nothing/0, nothing/3]).
+
+-export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, table_stats/0]).
+
+-on_load(load/0).
+
+%% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
+-define(ABI, 1).
+-define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
+
+-type limiter() :: atom() | binary() | reference().
+-type wrong() :: unknown_limiter | other_key | long_key | bad_hits.
+%% An answer in the form that costs least to return: what remains, or minus the milliseconds until a retry.
+-type verdict() :: non_neg_integer() | neg_integer() | infinity.
+-type answer() :: {allow, non_neg_integer()} | {deny, pos_integer() | infinity}.
+-type decision() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
+                      reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+-type table_stats() :: {Keys :: non_neg_integer(), MaxKeys :: pos_integer(), EvictedKeys :: non_neg_integer(),
+                        EvictedTokens :: non_neg_integer(), Bytes :: non_neg_integer()}.
+-type item() :: {limiter(), term(), pos_integer()} | {limiter(), binary(), pos_integer(), external}.
+-type many(T) :: [T] | {more, [T], Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
+
+-spec load() -> ok | {error, {atom(), string()}}.
+load() ->
+    erlang:load_nif(filename:join(priv_dir(), "weir_nif"), ?ABI).
+
+%% A module that is loaded from outside of its application, as `erl -pa' does, has no priv_dir.
+priv_dir() ->
+    case code:priv_dir(weir) of
+        {error, bad_name} ->
+            filename:join(filename:dirname(filename:dirname(code:which(?MODULE))), "priv");
+        Dir ->
+            Dir
+    end.
+
+%% Typically 50 ns. Worst: a key of 64 KB, 30 us; an insert that splits a segment of the table, 150 us.
+-spec check(limiter(), term(), pos_integer()) -> verdict() | wrong().
+check(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
+-spec check_external(limiter(), binary(), pos_integer()) -> verdict() | wrong().
+check_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
+-spec decide(limiter(), term(), pos_integer()) -> decision() | wrong().
+decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
+-spec decide_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
+decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
+
+%% At most 512 items a call, the rest comes back: 50 us, and as long as 512 times `check' in a batch of long keys.
+-spec check_many([item()]) -> many(answer()).
+check_many(_Items) -> ?NOT_LOADED.
+-spec decide_many([item()]) -> many(decision()).
+decide_many(_Items) -> ?NOT_LOADED.
+%% What the two above would say of the items, without deciding.
+-spec validate_many([item()]) -> ok | {more, Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
+validate_many(_Items) -> ?NOT_LOADED.
+
+%% As `check'.
+-spec peek(limiter(), term()) -> decision() | wrong().
+peek(_Limiter, _Key) -> ?NOT_LOADED.
+-spec peek_external(limiter(), binary()) -> decision() | wrong().
+peek_external(_Limiter, _External) -> ?NOT_LOADED.
+-spec explain(limiter(), term()) ->
+          {decision(), Level :: non_neg_integer(), TatNs :: integer(), NowNs :: integer(), IntervalNs :: pos_integer(),
+           Shadow :: boolean(), OnError :: allow | deny, table_stats()} | wrong().
+explain(_Limiter, _Key) -> ?NOT_LOADED.
+-spec explain_external(limiter(), binary()) ->
+          {decision(), non_neg_integer(), integer(), integer(), pos_integer(), boolean(), allow | deny, table_stats()}
+        | wrong().
+explain_external(_Limiter, _External) -> ?NOT_LOADED.
+-spec reset(limiter(), term()) -> ok | wrong().
+reset(_Limiter, _Key) -> ?NOT_LOADED.
+-spec reset_external(limiter(), binary()) -> ok | wrong().
+reset_external(_Limiter, _External) -> ?NOT_LOADED.
+-spec key_hash(term()) -> pos_integer() | wrong().
+key_hash(_Key) -> ?NOT_LOADED.
+
+%% Worst: the registry's mutex, held for 100 us by `maintain' and `convert'.
+-spec put(Name :: binary(), Capacity :: pos_integer(), IntervalNs :: pos_integer(), MaxKeys :: pos_integer(),
+          Shadow :: boolean(), DenyOnError :: boolean(), Transient :: boolean()) ->
+          created | changed | busy | fixed | too_many.
+put(_Name, _Capacity, _IntervalNs, _MaxKeys, _Shadow, _DenyOnError, _Transient) -> ?NOT_LOADED.
+-spec alias(atom(), Name :: binary()) -> boolean().
+alias(_Atom, _Name) -> ?NOT_LOADED.
+-spec delete(Name :: binary()) -> boolean().
+delete(_Name) -> ?NOT_LOADED.
+-spec delete_all() -> ok.
+delete_all() -> ?NOT_LOADED.
+-spec handle(Name :: binary()) -> reference() | unknown_limiter.
+handle(_Name) -> ?NOT_LOADED.
+-spec set_secret(<<_:128>>) -> ok | busy.
+set_secret(_Secret) -> ?NOT_LOADED.
+
+%% Four segments of a table a call: 60 us, 200 us if all must be rebuilt.
+-spec convert(Name :: binary()) -> done | more.
+convert(_Name) -> ?NOT_LOADED.
+-spec maintain() -> done | more.
+maintain() -> ?NOT_LOADED.
+
+%% Dirty: a millisecond with thousands of limiters.
+-spec stats() -> [{Name :: binary(), Allowed :: non_neg_integer(), Denied :: non_neg_integer(),
+                   ShadowDenied :: non_neg_integer(), Failed :: non_neg_integer(), table_stats()}].
+stats() -> ?NOT_LOADED.
+
+%% Under 2 us.
+-spec clock_now() -> non_neg_integer().
+clock_now() -> ?NOT_LOADED.
+-spec clock_tick() -> ok.
+clock_tick() -> ?NOT_LOADED.
+-spec clock_freeze(non_neg_integer()) -> ok.
+clock_freeze(_Ns) -> ?NOT_LOADED.
+-spec clock_advance(non_neg_integer()) -> ok.
+clock_advance(_Ns) -> ?NOT_LOADED.
+-spec clock_thaw() -> ok.
+clock_thaw() -> ?NOT_LOADED.
+-spec clock_info() -> {Source :: atom(), Hertz :: float(), OffsetNs :: integer(), WorstOffsetNs :: integer(),
+                       ErrorNs :: integer(), Ticks :: non_neg_integer(), Steps :: non_neg_integer(),
+                       Frozen :: boolean()}.
+clock_info() -> ?NOT_LOADED.
+
+%% What a call of a NIF costs: for benchmarks.
+-spec nothing() -> ok.
+nothing() -> ?NOT_LOADED.
+-spec nothing(term(), term(), term()) -> ok.
+nothing(_A, _B, _C) -> ?NOT_LOADED.

@@ -1,0 +1,40 @@
+%% @private
+%% @doc weir's supervisor.
+%%
+%% ```
+%% weir_sup (one_for_one)           owns the table of specifications
+%%  |- weir_clock                   compares the clock with the system's; without it the clock runs on at its rate
+%%  |- weir_registry                makes and changes limiters; without it decisions go on
+%%  |- weir_sweeper                 clears expired keys; without it they make way for new ones
+%%  `- weir_http (if configured)    a supervisor: listener and its connections
+%% '''
+%%
+%% Tables and limiters live in the NIF and survive every process here, and the specifications survive all but the
+%% supervisor itself.
+-module(weir_sup).
+
+-behaviour(supervisor).
+
+-export([start_link/0, init/1]).
+
+-spec start_link() -> {ok, pid()} | {error, term()}.
+start_link() ->
+    supervisor:start_link({local, ?MODULE}, ?MODULE, []).
+
+-spec init([]) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
+init([]) ->
+    ok = weir_registry:make_table(),
+    Workers = [#{id => Module, start => {Module, start_link, []}} || Module <- [weir_clock, weir_registry, weir_sweeper]],
+    {ok, {#{strategy => one_for_one, intensity => 5, period => 10}, Workers ++ http(application:get_env(weir, http))}}.
+
+http(undefined) ->
+    [];
+http({ok, Options}) ->
+    case code:ensure_loaded(weir_http) of
+        {module, _} ->
+            ok;
+        {error, _} ->
+            error({no_http, "weir is configured to serve HTTP, but was built without it: build with the profile `server', "
+                            "or remove `http' from weir's configuration"})
+    end,
+    [#{id => weir_http, start => {weir_http, start_link, [Options]}, type => supervisor, shutdown => infinity}].

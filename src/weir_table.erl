@@ -1,0 +1,172 @@
+%% @private
+%% @doc The typed face of the key tables: what the NIF can't do alone, terms that it doesn't hash and atoms that it hasn't
+%% seen, is done here and asked again.
+-module(weir_table).
+
+-export([check/3, check_again/4, decide/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
+
+-export_type([stats/0]).
+
+-type wrong() :: weir_nif:wrong().
+-type wrong_list() :: {item, Index :: non_neg_integer(), weir_nif:wrong() | bad_item} | bad_list.
+-type stats() :: #{name := binary(),
+                   allowed := non_neg_integer(), denied := non_neg_integer(),
+                   shadow_denied := non_neg_integer(), failed := non_neg_integer(),
+                   keys := non_neg_integer(), max_keys := pos_integer(),
+                   evicted_keys := non_neg_integer(), evicted_tokens := non_neg_integer(),
+                   memory_bytes := non_neg_integer()}.
+
+%% The hot path: just the NIF. What isn't an answer goes to check_again/4.
+-spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+check(Limiter, Key, Hits) ->
+    weir_nif:check(Limiter, Key, Hits).
+
+-spec check_again(wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+check_again(Wrong, Limiter, Key, Hits) ->
+    again(Wrong, Limiter, Key, fun(Form) -> check(Form, Limiter, Key, Hits) end).
+
+check(native, Limiter, Key, Hits) -> weir_nif:check(Limiter, Key, Hits);
+check(external, Limiter, Key, Hits) -> weir_nif:check_external(Limiter, external(Key), Hits).
+
+-spec decide(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
+decide(Limiter, Key, Hits) ->
+    case weir_nif:decide(Limiter, Key, Hits) of
+        #{} = Decision -> Decision;
+        Wrong -> again(Wrong, Limiter, Key, fun(Form) -> decide(Form, Limiter, Key, Hits) end)
+    end.
+
+decide(native, Limiter, Key, Hits) -> weir_nif:decide(Limiter, Key, Hits);
+decide(external, Limiter, Key, Hits) -> weir_nif:decide_external(Limiter, external(Key), Hits).
+
+-spec peek(weir_nif:limiter(), term()) -> weir_nif:decision() | wrong().
+peek(Limiter, Key) ->
+    ask(Limiter, Key, fun weir_nif:peek/2, fun weir_nif:peek_external/2).
+
+-spec reset(weir_nif:limiter(), term()) -> ok | wrong().
+reset(Limiter, Key) ->
+    ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2).
+
+-spec explain(weir_nif:limiter(), term()) -> map() | wrong().
+explain(Limiter, Key) ->
+    case ask(Limiter, Key, fun weir_nif:explain/2, fun weir_nif:explain_external/2) of
+        {Decision, Level, Tat, Now, IntervalNs, Shadow, OnError, Stats} ->
+            #{limit := Capacity} = Decision,
+            Decision#{capacity => Capacity, interval_ns => IntervalNs, level => Level, tat_ns => Tat, now_ns => Now,
+                      shadow => Shadow, on_error => OnError, table => table_stats(Stats)};
+        Wrong ->
+            Wrong
+    end.
+
+%% The hash that a key is known by on every node with the same secret.
+-spec key_hash(term()) -> pos_integer() | wrong().
+key_hash(Key) ->
+    weir_nif:key_hash(Key).
+
+-spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
+check_many(Items) ->
+    many(Items, fun weir_nif:check_many/1).
+
+-spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
+decide_many(Items) ->
+    many(Items, fun weir_nif:decide_many/1).
+
+-spec stats() -> [stats()].
+stats() ->
+    [(table_stats(Table))#{name => Name, allowed => Allowed, denied => Denied, shadow_denied => ShadowDenied,
+                           failed => Failed}
+     || {Name, Allowed, Denied, ShadowDenied, Failed, Table} <- weir_nif:stats()].
+
+%% ---- internal ----
+
+table_stats({Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}) ->
+    #{keys => Keys, max_keys => MaxKeys, evicted_keys => EvictedKeys, evicted_tokens => EvictedTokens,
+      memory_bytes => Bytes}.
+
+ask(Limiter, Key, Native, External) ->
+    Ask = fun(native) -> Native(Limiter, Key);
+             (external) -> External(Limiter, external(Key))
+          end,
+    again(Ask(native), Limiter, Key, Ask).
+
+%% What can be mended is mended once: an atom that nobody has used for the limiter yet becomes an alias of its name; a
+%% term that the NIF doesn't hash goes by its external format.
+again(unknown_limiter, Limiter, Key, Ask) when is_atom(Limiter) ->
+    case learn_alias(Limiter) of
+        true -> again(Ask(native), known, Key, Ask);
+        false -> unknown_limiter
+    end;
+again(other_key, _Limiter, _Key, Ask) ->
+    Ask(external);
+again(Answer, _Limiter, _Key, _Ask) ->
+    Answer.
+
+learn_alias(Atom) ->
+    case weir_limiter:name(Atom) of
+        {ok, Name} -> weir_nif:alias(Atom, Name);
+        {error, _} -> false
+    end.
+
+%% The format is the same on all nodes of OTP 25 to 29: atoms as UTF-8 (minor_version 2), maps in a fixed order.
+external(Key) ->
+    term_to_binary(Key, [deterministic, {minor_version, 2}]).
+
+%% Nothing is counted unless all items are well formed. The NIF sees to that for a list that it decides in one call; what
+%% is longer is looked through first.
+many(Items, Decide) when is_list(Items) ->
+    case wrong(Items, Decide) of
+        {error, Index, Wrong} -> mend(Index, Wrong, Items, Decide);
+        {more, Answers, Rest} -> more(Rest, Decide, [Answers]);
+        Answers -> Answers
+    end;
+many(_, _Decide) ->
+    bad_list.
+
+-define(ONE_CALL, 512).
+
+wrong(Items, Decide) ->
+    try length(Items) of
+        Length when Length =< ?ONE_CALL ->
+            Decide(Items);
+        _ ->
+            case validate(Items, 0) of
+                ok -> Decide(Items);
+                Error -> Error
+            end
+    catch
+        error:badarg -> {error, 0, bad_list}
+    end.
+
+validate(Items, Before) ->
+    case weir_nif:validate_many(Items) of
+        ok -> ok;
+        {more, Rest} -> validate(Rest, Before + ?ONE_CALL);
+        {error, Index, Wrong} -> {error, Before + Index, Wrong}
+    end.
+
+more(Rest, Decide, Done) ->
+    case Decide(Rest) of
+        {more, Answers, Rest1} -> more(Rest1, Decide, [Answers | Done]);
+        {error, Index, Wrong} -> {item, lists:sum([length(D) || D <- Done]) + Index, Wrong};
+        Answers -> lists:append(lists:reverse(Done, [Answers]))
+    end.
+
+mend(_, bad_list, _Items, _Decide) ->
+    bad_list;
+mend(Index, unknown_limiter, Items, Decide) ->
+    Limiter = element(1, lists:nth(Index + 1, Items)),
+    case is_atom(Limiter) andalso learn_alias(Limiter) of
+        true -> many(Items, Decide);
+        false -> {item, Index, unknown_limiter}
+    end;
+mend(_, other_key, Items, Decide) ->
+    many([to_external(Item) || Item <- Items], Decide);
+mend(Index, Wrong, _Items, _Decide) ->
+    {item, Index, Wrong}.
+
+to_external({Limiter, Key, Hits} = Item) ->
+    case weir_nif:key_hash(Key) of
+        other_key -> {Limiter, external(Key), Hits, external};
+        _ -> Item
+    end;
+to_external(Item) ->
+    Item.
