@@ -19,6 +19,7 @@ target=${1:-run}
 # Each line: what must be there, the Debian package that brings it.
 #   cmd:NAME   a command              app:NAME   an Erlang application
 #   erl_nif.h  the header             lib:NAME   a C++ header or library
+#   hex:NAME   an Erlang application that is on hex.pm too           inc:NAME  the headers of one
 needs() {
   cat <<'END'
 cmd:cmake cmake
@@ -43,6 +44,7 @@ app:common_test erlang-common-test
 app:eunit erlang-eunit
 app:os_mon erlang-os-mon
 hex:proper erlang-proper
+inc:proper erlang-proper-dev
 lib:catch2 catch2
 lib:fmt libfmt-dev
 cmd:mix elixir
@@ -101,6 +103,7 @@ missing() {
       app:*) has_word "$name" "$facts" ;;
       # With an Erlang that is not Debian's, these come from hex.pm.
       hex:*) has_word "$name" "$facts" || case $erl_root in '' | /usr/lib/erlang) false ;; esac ;;
+      inc:*) ls "$erl_root/lib/$name"-*/include/*.hrl >/dev/null 2>&1 || case $erl_root in '' | /usr/lib/erlang) false ;; esac ;;
       lib:*) has_lib "$name" ;;
     esac || echo "$package"
   done

@@ -244,29 +244,42 @@ std::vector<Registry::Listed> Registry::list() const {
 
 // ---- deciding ----
 
-Decision Registry::decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
+namespace {
+
+// The decision, and of which kind it is. `terms` are read again when they turn out to be stale.
+Limiter::Kind decide_as(Registry::Ref ref, Terms& terms, KeyHash key, Tokens hits, Nanos now,
+                        Decision& decision) noexcept {
   Limiter& limiter = *ref.limiter;
-  Decision decision;
   Status status = Status::stale;
   try {
-    while (status == Status::stale)
-      status = limiter.table_.decide(ref.generation, limiter.terms(), key, hits, now, decision);
+    while ((status = limiter.table().decide(ref.generation, terms, key, hits, now, decision)) == Status::stale)
+      terms = limiter.terms();
   } catch (const std::bad_alloc&) {
     status = Status::gone;
   }
   if (status != Status::ok) {
-    limiter.count(Limiter::Kind::failed, stripe);
-    return {!limiter.deny_on_error(), {0}, {0}, {limiter.deny_on_error() ? 1 : 0}};
+    decision = {!limiter.deny_on_error(), {0}, {0}, {limiter.deny_on_error() ? 1 : 0}};
+    return Limiter::kFailed;
   }
-  if (decision.allowed) {
-    limiter.count(Limiter::Kind::allowed, stripe);
-  } else if (limiter.shadow()) {
-    limiter.count(Limiter::Kind::shadow_denied, stripe);
-    decision.allowed = true;
-    decision.retry = {0};
-  } else {
-    limiter.count(Limiter::Kind::denied, stripe);
-  }
+  if (decision.allowed) return Limiter::kAllowed;
+  if (!limiter.shadow()) return Limiter::kDenied;
+  decision.allowed = true;
+  decision.retry = {0};
+  return Limiter::kShadowDenied;
+}
+
+}  // namespace
+
+Decision Registry::decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
+  Decision decision;
+  Terms terms = ref.limiter->terms();
+  ref.limiter->count(decide_as(ref, terms, key, hits, now, decision), stripe, 1);
+  return decision;
+}
+
+Decision Asker::decide(KeyHash key, Tokens hits, Nanos now) noexcept {
+  Decision decision;
+  ++counts_[decide_as(ref_, terms_, key, hits, now, decision)];
   return decision;
 }
 

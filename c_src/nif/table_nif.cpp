@@ -2,6 +2,7 @@
 #include "table_nif.hpp"
 
 #include <array>
+#include <optional>
 
 #include "clock.hpp"
 #include "term.hpp"
@@ -18,7 +19,7 @@ constexpr std::int64_t kPrefetchBytes = 1 << 20;
 constexpr int kBatchTimeslice = 5;
 
 Decision decide(const Question& question, Nanos now) noexcept {
-  return state->registry.decide(question.ref, question.key, question.hits, now, stripe());
+  return Registry::decide(question.ref, question.key, question.hits, now, stripe());
 }
 
 template <Form form>
@@ -50,14 +51,22 @@ static_assert(std::is_trivially_destructible_v<Question>);
 // Items are {Limiter, Key, Hits}, or {Limiter, Key, Hits, external} where `Key` is an external format. Decodes up to
 // kBatch of them and advances `list`; 0 or the atom that says what is wrong with item batch.size.
 ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, Batch& batch) noexcept {
+  ERL_NIF_TERM limiter = 0;  // no term
   for (ERL_NIF_TERM head, tail; batch.size < kBatch && enif_get_list_cell(env, list, &head, &tail); list = tail) {
     int arity;
     const ERL_NIF_TERM* item;
     if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && arity != 4)) return atoms.bad_item;
     Question& question = *new (&batch.questions[batch.size]) Question;
-    if (const ERL_NIF_TERM wrong = get_question(env, item, arity == 3 ? Form::native : Form::external, question))
+    // Most batches ask one limiter: its name needn't be looked up again.
+    if (item[0] == limiter)
+      question.ref = batch.questions[batch.size - 1].ref;
+    else if (const ERL_NIF_TERM wrong = get_limiter(env, item[0], question.ref))
       return wrong;
-    auto& table = question.ref.limiter->table();
+    limiter = item[0];
+    if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, question.key))
+      return wrong;
+    if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
+    const auto& table = question.ref.limiter->table();
     if (table.bytes() > kPrefetchBytes) table.prefetch(question.key);
     ++batch.size;
   }
@@ -74,7 +83,12 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, ERL_NIF_TERM list, Answer answer) {
   if (rest && !enif_is_list(env, list)) return enif_make_badarg(env);
   const Nanos now = clock_now_overlapped();
   std::array<ERL_NIF_TERM, kBatch> answers;
-  for (unsigned i = 0; i < batch.size; ++i) answers[i] = answer(batch.questions[i], now);
+  std::optional<Asker> asker;
+  for (unsigned i = 0; i < batch.size; ++i) {
+    const Question& question = batch.questions[i];
+    if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, stripe());
+    answers[i] = answer(asker->decide(question.key, question.hits, now), *asker);
+  }
   enif_consume_timeslice(env, std::max(1, static_cast<int>(batch.size * kBatchTimeslice / kBatch)));
   const ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
   return rest ? enif_make_tuple3(env, atoms.more, made, list) : made;
@@ -82,13 +96,12 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, ERL_NIF_TERM list, Answer answer) {
 
 ERL_NIF_TERM check_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   return answer_batch(env, argv[0],
-                      [env](const Question& question, Nanos now) { return make_answer(env, decide(question, now)); });
+                      [env](const Decision& decision, const Asker&) { return make_answer(env, decision); });
 }
 
 ERL_NIF_TERM decide_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
-  return answer_batch(env, argv[0], [env](const Question& question, Nanos now) {
-    const Tokens capacity = question.ref.limiter->terms().policy.capacity;
-    return make_map(env, decide(question, now), capacity);
+  return answer_batch(env, argv[0], [env](const Decision& decision, const Asker& asker) {
+    return make_map(env, decision, asker.capacity());
   });
 }
 
@@ -113,7 +126,7 @@ ERL_NIF_TERM get_seen(ErlNifEnv* env, const ERL_NIF_TERM argv[], Registry::Ref& 
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
   if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
   seen.now = clock_now_overlapped();
-  return state->registry.peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
+  return Registry::peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
 }
 
 template <Form form>
@@ -145,7 +158,7 @@ ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
   if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
-  state->registry.reset(ref, key, clock_now_overlapped());
+  Registry::reset(ref, key, clock_now_overlapped());
   return atoms.ok;
 }
 

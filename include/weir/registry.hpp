@@ -59,14 +59,14 @@ class Limiter {
   LocalTable& table() noexcept { return table_; }
   const LocalTable& table() const noexcept { return table_; }
 
-  // One decision more of the kind. `stripe` is the calling thread's own, or the last one, which all may share.
-  enum class Kind : unsigned { allowed, denied, shadow_denied, failed };
-  void count(Kind kind, unsigned stripe) noexcept {
-    std::atomic<std::int64_t>& counter = counters_[stripe].of[static_cast<unsigned>(kind)];
+  // `n` decisions more of the kind. `stripe` is the calling thread's own, or the last one, which all may share.
+  enum Kind : unsigned { kAllowed, kDenied, kShadowDenied, kFailed, kKinds };
+  void count(Kind kind, unsigned stripe, std::int64_t n) noexcept {
+    std::atomic<std::int64_t>& counter = counters_[stripe].of[kind];
     if (stripe + 1 != stripes_)  // nobody else writes it
-      counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
     else
-      counter.fetch_add(1, std::memory_order_relaxed);
+      counter.fetch_add(n, std::memory_order_relaxed);
   }
   Counts counts() const noexcept;
 
@@ -74,7 +74,7 @@ class Limiter {
   friend class Registry;
   static constexpr std::uint32_t kShadow = 1, kDeny = 2;
   struct alignas(64) Stripe {
-    std::array<std::atomic<std::int64_t>, 4> of{};
+    std::array<std::atomic<std::int64_t>, kKinds> of{};
   };
 
   void set_terms(const Terms& terms) noexcept;
@@ -155,10 +155,10 @@ class Registry {
   std::vector<Listed> list() const;
 
   // Decides as the limiter says, shadow and on_error included, and counts the decision.
-  Decision decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept;
+  static Decision decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept;
   // The decision on one hit, without counting; `state` is the key's. False if the limiter is gone.
-  bool peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept;
-  bool reset(Ref ref, KeyHash key, Nanos now) noexcept;
+  static bool peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept;
+  static bool reset(Ref ref, KeyHash key, Nanos now) noexcept;
 
  private:
   static constexpr unsigned kSlotBits = 15;  // twice as many as limiters
@@ -179,6 +179,29 @@ class Registry {
   std::unique_ptr<Slots> names_, aliases_;
   std::vector<std::unique_ptr<Limiter>> limiters_;
   std::size_t maintain_next_ = 0;
+};
+
+// Questions to one limiter, one after the other: what they have in common is read and counted once.
+class Asker {
+ public:
+  Asker(Registry::Ref ref, unsigned stripe) noexcept : ref_(ref), stripe_(stripe), terms_(ref.limiter->terms()) {}
+  Asker(const Asker&) = delete;
+  Asker& operator=(const Asker&) = delete;
+  ~Asker() {
+    for (unsigned kind = 0; kind < Limiter::kKinds; ++kind)
+      if (counts_[kind] != 0) ref_.limiter->count(static_cast<Limiter::Kind>(kind), stripe_, counts_[kind]);
+  }
+
+  const Registry::Ref& ref() const noexcept { return ref_; }
+  Tokens capacity() const noexcept { return terms_.policy.capacity; }
+  // As Registry::decide.
+  Decision decide(KeyHash key, Tokens hits, Nanos now) noexcept;
+
+ private:
+  Registry::Ref ref_;
+  unsigned stripe_;
+  Terms terms_;
+  std::array<std::int64_t, Limiter::kKinds> counts_{};
 };
 
 }  // namespace weir

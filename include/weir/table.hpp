@@ -3,22 +3,21 @@
 // Memory. A table is a directory of *segments* (arena.hpp); a segment is 1 to 8 pages of 64 lines; a line is one cache
 // line of slots, and a slot is (hash, TAT, payload):
 //
-//   directory word   segment address | pages (4 bits) | depth (5) | version of the limiter (6)      top bits of the
-//   hash line, tat        hash0 hash1 hash2 hash3 | tat0 tat1 tat2 tat3                                  4 slots of 16
-//   bytes line, interval   hash0 hash1 | tat0 tat1 | start0 count0 start1 count1                          2 slots of 32
-//   bytes
+//   directory word   segment address | version of the limiter (6 bits) | depth (5) | converting (1) | pages - 1 (3)
+//   line, tat        tat0 tat1 tat2 tat3 | hash0 hash1 hash2 hash3       4 slots of 16 bytes
+//   line, interval   tat0 tat1 | hash0 hash1 | payload0 | payload1       2 slots of 32 bytes (cell.hpp)
 //
 // The hash chooses two lines of the segment (cuckoo hashing, Pagh and Rodler, with lines as buckets): the *home*, where
 // a key lives unless it was full, and the *second*. A spare bit of tat1 says that the home overflowed, so a look-up
 // reads one line unless it did; at most two are ever read. An insert that finds both full moves another key to that
 // key's other line. The spare top bit of tat0 is the line's lock.
 //
-// Growth. A segment that can't place a key is rebuilt alone: one page larger, or, at 8 pages, split in two under the
-// next bit of the hash (extendible hashing). Rebuilding moves <= 2048 slots under that segment's locks; the rest of the
-// table goes on. Pages step by 5:6:7:8, so slots in use stay between about 0.6 and 0.85 of those allocated.
+// Growth. A segment that can't place a key is rebuilt alone: one page larger, or, if 8 pages don't do, split in two
+// under the next bit of the hash (extendible hashing). Rebuilding moves <= 2048 slots under that segment's locks; the
+// rest of the table goes on. Pages step by 5:6:7:8, so slots in use stay between about 0.6 and 0.85 of those allocated.
 //
-// Expiry. A slot whose state is dead (TAT <= now for `tat`) is as good as empty: any insert may take it. `sweep` clears
-// what nobody took, some segments at a time, shrinks segments and gives pages back.
+// Expiry. A slot whose state is dead (cell.hpp; TAT <= now for `tat`) is as good as empty: any insert may take it.
+// `sweep` clears what nobody took, some segments at a time, shrinks segments and gives pages back.
 //
 // Eviction. At `max_keys` keys, or when no page may be added, a new key takes the place of the key with the lowest
 // level in its line; keys and tokens lost are counted.
@@ -27,9 +26,10 @@
 // waits in ascending address order (a rebuild locks its whole segment from the front) and otherwise only tries, so
 // there is no deadlock, and several keys may be locked at once by taking all their lines in address order. Who has
 // locked a line reads the directory word and the generation again: a rebuild or close must hold that same lock, so if
-// they stand, they stand until the unlock. A denial takes no lock and writes nothing: it reads hash, TAT, hash; the
-// slot's writer clears the hash before it changes the owner, so equal hashes mean that the TAT was that key's. Memory
-// is type-stable (arena.hpp), so a stale address is harmless; it fails validation.
+// they stand, they stand until the unlock. A denial takes no lock and writes nothing: it reads hash, TAT, hash, TAT;
+// the slot's writer clears the hash before it changes the owner, so if both stand the TAT was that key's. Then it reads
+// the directory word again: a conversion marks the word before it changes a TAT, so the TAT was of the caller's terms.
+// Memory is type-stable (arena.hpp), so a stale address is harmless; it fails validation.
 //
 // Changing the limiter. `Terms` carry a version, and so does each segment. A segment of the version before is converted
 // as a whole (fold's `change`, at the time of the change) by whoever comes first: a caller or `convert`. A table must
@@ -42,7 +42,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -84,7 +86,7 @@ class Table {
   static constexpr unsigned kPageLines = Arena::kPageBytes / 64;
   static constexpr unsigned kPageSlots = kPageLines * kSlots;
   static constexpr unsigned kMaxPages = Arena::kSegmentPages;
-  static constexpr unsigned kMoves = 2;  // the most keys that one insert moves to their other lines
+  static constexpr unsigned kMoves = Cell::kMoves;  // the most keys that one insert moves to their other lines
   static constexpr std::int64_t kMaxKeys = std::int64_t{1} << 28;
   static constexpr unsigned kVersions = 64;
 
@@ -136,7 +138,9 @@ class Table {
  private:
   using Word = Arena::Word;
   using Line = CellLine<Cell>;
+  using Payload = std::array<std::atomic<std::uint64_t>, Cell::kPayload>;
   static_assert(sizeof(Line) == 64, "a look-up is one cache line");
+  static_assert(offsetof(Line, tat) == 0, "the lock is where any cell type has it: tables share an arena");
 
   static constexpr std::uint64_t kLock = std::uint64_t{1} << 63;  // of tat[0]
   static constexpr std::uint64_t kTimeBits = (std::uint64_t{1} << 62) - 1;
@@ -146,7 +150,9 @@ class Table {
   struct Entry {
     std::uint64_t word;
     Line* lines() const noexcept { return reinterpret_cast<Line*>(word & ~std::uint64_t{Arena::kSegmentBytes - 1}); }
-    unsigned pages() const noexcept { return word & 15; }
+    unsigned pages() const noexcept { return (word & 7) + 1; }
+    bool converting() const noexcept { return (word & 8) != 0; }
+    Entry as_converting() const noexcept { return {word | 8}; }
     unsigned depth() const noexcept { return word >> 4 & 31; }
     unsigned version() const noexcept { return word >> 9 & 63; }
     unsigned line_count() const noexcept { return pages() * kPageLines; }
@@ -155,7 +161,7 @@ class Table {
     // The line where a key that is in `line` could also be.
     Line* other(KeyHash key, const Line* line) const noexcept { return line == home(key) ? second(key) : home(key); }
     static Entry make(std::byte* segment, unsigned pages, unsigned depth, std::uint32_t version) noexcept {
-      return {reinterpret_cast<std::uint64_t>(segment) | pages | depth << 4 | (version % kVersions) << 9};
+      return {reinterpret_cast<std::uint64_t>(segment) | (pages - 1) | depth << 4 | (version % kVersions) << 9};
     }
   };
   static_assert(Arena::kSegmentBytes == 1 << 15, "a directory word keeps 15 bits beside the address");
@@ -260,16 +266,19 @@ class Table {
   // Runs action(State&, stored) -> changed on the key's state under its locks and stores it if changed.
   template <class Action>
   Status with(Generation generation, const Terms& terms, KeyHash key, Nanos now, Action action);
-  // The slot for a new key; none if the segment should be rebuilt first. REQUIRES: home is locked, and second too
-  // unless home has a free slot.
+  // The slot for a new key; none if the segment should be rebuilt first. REQUIRES: both of its lines are locked.
   Found slot_for(Entry entry, KeyHash key, const Policy& policy, Nanos now, bool may_grow) noexcept;
   Found free_slot(Line* line, const Policy& policy, Nanos now) const noexcept;
   Found hole(Entry entry, Line* line, const Policy& policy, Nanos now, unsigned moves) noexcept;
   Found evict(Line* line, const Policy& policy, Nanos now) noexcept;
 
   static State load(const Line& line, unsigned slot) noexcept;
-  static void store(Line& line, unsigned slot, KeyHash key, const State& state, const Policy& policy);
-  static void clear(Line& line, unsigned slot) noexcept;
+  void store(Line& line, unsigned slot, KeyHash key, const State& state, const Policy& policy);
+  static void set_key(Line& line, unsigned slot, KeyHash key, Nanos tat) noexcept;
+  void clear(Line& line, unsigned slot) noexcept;
+  void count_heap(std::int64_t change) noexcept {
+    if (change != 0) heap_bytes_.fetch_add(change, std::memory_order_relaxed);
+  }
   static void move(Line& from, unsigned slot, Line& to, unsigned to_slot) noexcept;
   static void set_overflowed(Line& home) noexcept {
     home.tat[1].store(home.tat[1].load(std::memory_order_relaxed) | kOverflowed, std::memory_order_release);
@@ -308,6 +317,7 @@ class Table {
   alignas(64) std::atomic<std::int64_t> keys_{0};
   std::atomic<std::int64_t> evicted_keys_{0};
   std::atomic<std::int64_t> evicted_tokens_{0};
+  std::atomic<std::int64_t> heap_bytes_{0};  // of states that are larger than their slots
 };
 
 }  // namespace weir

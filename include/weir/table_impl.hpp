@@ -59,14 +59,19 @@ auto Table<Cell>::load(const Line& line, unsigned slot) noexcept -> State {
   return Cell::load(tat_of(line, slot), line.payload[slot]);
 }
 
-// Hash first to 0, then TAT, then the new hash: a reader that sees the same hash before and after saw that key's TAT.
 template <class Cell>
 void Table<Cell>::store(Line& line, unsigned slot, KeyHash key, const State& state, const Policy& policy) {
-  Cell::store(policy, state, line.payload[slot]);
+  count_heap(Cell::store(state, line.payload[slot]));
+  set_key(line, slot, key, Cell::tat(policy, state));
+}
+
+// Hash first to 0, then TAT, then the new hash: a reader that sees the same hash before and after saw that key's TAT.
+template <class Cell>
+void Table<Cell>::set_key(Line& line, unsigned slot, KeyHash key, Nanos tat) noexcept {
   const std::uint64_t marks = line.tat[slot].load(std::memory_order_relaxed) & ~kTimeBits;
   const bool same = line.hash[slot].load(std::memory_order_relaxed) == key.v;
   if (!same) line.hash[slot].store(0, std::memory_order_relaxed);
-  line.tat[slot].store(static_cast<std::uint64_t>(Cell::tat(policy, state).v) | marks, std::memory_order_release);
+  line.tat[slot].store(static_cast<std::uint64_t>(tat.v) | marks, std::memory_order_release);
   if (!same) line.hash[slot].store(key.v, std::memory_order_release);
 }
 
@@ -89,7 +94,7 @@ void Table<Cell>::move(Line& from, unsigned slot, Line& to, unsigned to_slot) no
 template <class Cell>
 void Table<Cell>::clear(Line& line, unsigned slot) noexcept {
   line.hash[slot].store(0, std::memory_order_relaxed);
-  Cell::dispose(line.payload[slot]);
+  count_heap(Cell::dispose(line.payload[slot]));
   line.tat[slot].store(line.tat[slot].load(std::memory_order_relaxed) & ~kTimeBits, std::memory_order_release);
 }
 
@@ -193,18 +198,34 @@ inline void assign(Decision& to, const Decision& from) noexcept {
 template <class Cell>
 Status Table<Cell>::decide(Generation generation, const Terms& terms, KeyHash key, Tokens hits, Nanos now,
                            Decision& out) {
-  // A denial writes nothing and locks nothing.
   const Directory d = directory();
   if (d.words == nullptr) return Status::gone;
-  const Entry entry{d.words[d.index(key)].load(std::memory_order_acquire)};
-  if (entry.word != 0 && entry.version() == terms.version % kVersions) {
+  const std::size_t index = d.index(key);
+  const Entry entry{d.words[index].load(std::memory_order_acquire)};
+  if (entry.word != 0 && !entry.converting() && entry.version() == terms.version % kVersions) {
     Line* home = entry.home(key);
     Found found = find(home, key);
     if (!found && overflowed(*home)) found = find(entry.second(key), key);
     const Tat tat(found ? tat_of(*found.line, found.slot) : Nanos{0});
-    if (!tat.admits(terms.policy, hits, now) && (found || hits > terms.policy.capacity)) {
-      const bool same = !found || found.line->hash[found.slot].load(std::memory_order_acquire) == key.v;
-      if (same && is(generation)) {
+    if (tat.admits(terms.policy, hits, now)) {
+      // What `with` does, for the usual case of a key that is there, in its home, and stays there.
+      if (found.line == home && Cell::kPayload == 0) {
+        Locks locks;
+        locks.take(home);
+        if (is(generation) && d.words[index].load(std::memory_order_acquire) == entry.word &&
+            home->hash[found.slot].load(std::memory_order_relaxed) == key.v) {
+          State state = load(*home, found.slot);
+          assign(out, state.decide(terms.policy, hits, now));
+          if (out.allowed) store(*home, found.slot, key, state, terms.policy);
+          return Status::ok;
+        }
+      }
+    } else if (found || hits > terms.policy.capacity) {
+      // A denial locks nothing and writes nothing. The TAT was this key's if hash and TAT stand (a slot that went to
+      // another key and came back in between has another TAT), and of these terms if the directory word stands.
+      const bool same = !found || (found.line->hash[found.slot].load(std::memory_order_acquire) == key.v &&
+                                   tat_of(*found.line, found.slot) == tat.value());
+      if (same && d.words[index].load(std::memory_order_acquire) == entry.word && is(generation)) {
         assign(out, tat.peek(terms.policy, hits, now));
         return Status::ok;
       }
@@ -213,6 +234,7 @@ Status Table<Cell>::decide(Generation generation, const Terms& terms, KeyHash ke
   return with(generation, terms, key, now, [&](State& state) {
     const Decision decision = state.decide(terms.policy, hits, now);
     assign(out, decision);
+    if (decision.allowed) state.compact(terms.policy, now);
     return decision.allowed;
   });
 }
@@ -263,9 +285,13 @@ Status Table<Cell>::with(Generation generation, const Terms& terms, KeyHash key,
       if (!is(generation)) return Status::gone;
       if (d.words[index].load(std::memory_order_acquire) != entry.word) continue;
       Found found = find(home, key);
-      if (!found && !both && (overflowed(*home) || !free_slot(home, terms.policy, now))) {
-        both = true;
-        if (!locks.attempt(entry.second(key))) continue;  // once more, in order
+      Found slot;  // for a new key; asked once, since whether an empty slot is free depends on others' inserts
+      if (!found && !both) {
+        if (!overflowed(*home)) slot = free_slot(home, terms.policy, now);
+        if (!slot) {
+          both = true;
+          if (!locks.attempt(entry.second(key))) continue;  // once more, in order
+        }
       }
       if (!found && both) found = find(entry.second(key), key);
       State state = found ? load(*found.line, found.slot) : State{};
@@ -279,15 +305,22 @@ Status Table<Cell>::with(Generation generation, const Terms& terms, KeyHash key,
         }
         return Status::ok;
       }
-      if (const Found slot = slot_for(entry, key, terms.policy, now, may_grow)) {
+      // First what may throw, then what can't be undone, like an eviction.
+      Payload fresh{};
+      count_heap(Cell::store(state, fresh));
+      if (!slot) slot = slot_for(entry, key, terms.policy, now, may_grow);
+      if (slot) {
         if (slot.line->hash[slot.slot].load(std::memory_order_relaxed) != 0)
           clear(*slot.line, slot.slot);
         else
           keys_.fetch_add(1, std::memory_order_relaxed);
-        store(*slot.line, slot.slot, key, state, terms.policy);
+        for (unsigned i = 0; i < Cell::kPayload; ++i)
+          slot.line->payload[slot.slot][i].store(fresh[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+        set_key(*slot.line, slot.slot, key, Cell::tat(terms.policy, state));
         if (slot.line != home) set_overflowed(*home);
         return Status::ok;
       }
+      count_heap(Cell::dispose(fresh));
     }
     if (rebuild(generation, terms, index, entry, key, now, Goal::room) == Rebuilt::full) may_grow = false;
   }
@@ -467,9 +500,9 @@ auto Table<Cell>::rebuild(Generation generation, const Terms& terms, std::size_t
                           Nanos now, Goal goal) -> Rebuilt {
   const Directory d = directory();
   if (d.words == nullptr) return Rebuilt::again;
-  // Taken before the locks, as it may throw; given back if the segment isn't split.
-  std::byte* spare =
-      goal == Goal::room && entry.pages() == kMaxPages && entry.depth() < d.bits ? arena_.acquire_segment() : nullptr;
+  // Taken before the locks, as it may throw; given back if the segment isn't split. Below kMaxPages a split is rare,
+  // but happens: now and then a segment's keys find no place in more pages either, as long as they are together.
+  std::byte* spare = goal == Goal::room && entry.depth() < d.bits ? arena_.acquire_segment() : nullptr;
   lock_lines(entry, 0, entry.line_count());
   Rebuilt result = Rebuilt::again;
   if (is(generation) && d.words[index].load(std::memory_order_acquire) == entry.word) {
@@ -570,6 +603,8 @@ Status Table<Cell>::convert_segment(Generation generation, const Terms& terms, s
   if (is(generation)) {
     status = Status::ok;  // also when somebody else was first: the caller looks again
     if (d.words[index].load(std::memory_order_acquire) == entry.word) {
+      // Before the first state changes: a denial that read a new TAT under the old terms finds another word.
+      publish(d, index, entry.depth(), entry.as_converting());
       for (unsigned l = 0; l < entry.line_count(); ++l)
         for (unsigned i = 0; i < kSlots; ++i) {
           Line& line = entry.lines()[l];
@@ -660,7 +695,8 @@ TableStats Table<Cell>::stats() const noexcept {
   const Directory d = directory();
   const std::int64_t words = d.words == nullptr ? 0 : std::int64_t{1} << d.bits;
   return {keys_.load(std::memory_order_relaxed), max_keys_, evicted_keys_.load(std::memory_order_relaxed),
-          evicted_tokens_.load(std::memory_order_relaxed), bytes() + words * 8};
+          evicted_tokens_.load(std::memory_order_relaxed),
+          bytes() + words * 8 + heap_bytes_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace weir

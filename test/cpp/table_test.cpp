@@ -208,12 +208,10 @@ TEST_CASE("table: the evicted key has the lowest level of its line", "[table]") 
         decide(line[static_cast<std::size_t>(draw(rng, 0, TatTable::kSlots - 1))], {draw(rng, 1, 3)});
         continue;
       }
-      Key* const lowest = std::min_element(line.begin(), line.end(), [](const Key& a, const Key& b) {
-        return a.state.value() < b.state.value();
-      });
-      const bool tie = std::count_if(line.begin(), line.end(), [&](const Key& key) {
-                         return key.state.value() == lowest->state.value();
-                       }) > 1;
+      Key* const lowest = std::min_element(
+          line.begin(), line.end(), [](const Key& a, const Key& b) { return a.state.value() < b.state.value(); });
+      const bool tie = std::count_if(line.begin(), line.end(),
+                                     [&](const Key& key) { return key.state.value() == lowest->state.value(); }) > 1;
       if (tie) continue;  // either may go
       const Tokens level = lowest->state.level(policy, now);
       const bool any_dead = lowest->state.value() <= now;
@@ -261,7 +259,8 @@ KeyHash scattered(std::uint64_t i) {
 }
 
 std::int64_t most_keys() {
-  return static_cast<std::int64_t>(test::environment("WEIR_KEYS", test::case_count() >= 10'000 ? 4'000'000 : 1'000'000));
+  return static_cast<std::int64_t>(
+      test::environment("WEIR_KEYS", test::case_count() >= 10'000 ? 4'000'000 : 1'000'000));
 }
 
 TEST_CASE("table: hashes made to collide are stored, evicted and counted; nothing is lost unseen", "[table]") {
@@ -362,8 +361,8 @@ TEST_CASE("table: what has expired is swept away and its memory given back", "[t
   sweep(kBase + Tokens{10} * kSecond);  // the rest
   CHECK(table.stats().keys == 0);
   const std::int64_t empty = table.stats().memory_bytes;
-  fmt::print("table: {} keys: {:.1f} bytes each; half expired: {:.1f}; all expired: {:.1f} (one page a segment)\n", count,
-             static_cast<double>(full) / static_cast<double>(count),
+  fmt::print("table: {} keys: {:.1f} bytes each; half expired: {:.1f}; all expired: {:.1f} (one page a segment)\n",
+             count, static_cast<double>(full) / static_cast<double>(count),
              static_cast<double>(half) / static_cast<double>(count),
              static_cast<double>(empty) / static_cast<double>(count));
   // One page a segment stays, and a segment was split only when its 8 pages were full.
@@ -421,8 +420,8 @@ TEST_CASE("table: max_keys scattered keys fit almost all; beyond it the number s
     CHECK(sum.tokens + stats.evicted_tokens == 3 * max_keys);
     CHECK(stats.keys <= max_keys + table.bytes() / 64);
     if (max_keys >= 10'000) CHECK(stats.keys <= max_keys + max_keys / 100);
-    fmt::print("table: max_keys {}: {} evicted before it was met, {} keys at last, {:.1f} bytes each\n", max_keys, early,
-               stats.keys, static_cast<double>(stats.memory_bytes) / static_cast<double>(stats.keys));
+    fmt::print("table: max_keys {}: {} evicted before it was met, {} keys at last, {:.1f} bytes each\n", max_keys,
+               early, stats.keys, static_cast<double>(stats.memory_bytes) / static_cast<double>(stats.keys));
   }
 }
 

@@ -1,0 +1,65 @@
+#!/bin/sh
+# Runs all benchmarks and writes the report to _build/bench/report.md, which is also printed.
+#
+#   bench/run.sh                       all, some 7 minutes
+#   bench/run.sh quick                 the same in a minute, to see that it runs: its figures are rough
+#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http
+#
+# Let nothing else run on the machine; bench/README.md says what is measured and how to read it.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/scripts/lib.sh"
+use_prepared
+cd "$root"
+
+WEIR_BENCH_COMMAND="bench/run.sh $*"
+WEIR_BENCH_LOAD=$(cut -d' ' -f1-3 /proc/loadavg 2>/dev/null || echo unknown)
+WEIR_BENCH_COMMIT=$(git describe --always --dirty 2>/dev/null || echo unknown)
+export WEIR_BENCH_COMMAND WEIR_BENCH_LOAD WEIR_BENCH_COMMIT
+
+length=full
+if [ "${1:-}" = quick ]; then
+  length=quick
+  shift
+fi
+[ $# -gt 0 ] || set -- decisions memory latency http
+
+out=$root/_build/bench
+mkdir -p "$out/ebin"
+step "building weir" rebar3 as server compile
+step "building the benchmarks" erlc -Werror +debug_info -pa "$root/bench" -o "$out/ebin" bench/*.erl
+
+# in_vm MODULE ARGUMENT...: Module:main([Argument]) in a VM of its own; its failure is ours.
+in_vm() {
+  module=$1
+  shift
+  erl -noinput -boot no_dot_erlang -kernel logger_level error -pa "$root/_build/server/lib/weir/ebin" "$out/ebin" -eval "
+    try $module:main(init:get_plain_arguments()) of ok -> halt(0)
+    catch Class:Reason:Stack -> io:format(standard_error, \"~p~n\", [{Class, Reason, Stack}]), halt(1)
+    end." -extra "$@"
+}
+
+rm -f "$out"/*.part
+in_vm bench_report "$out/0.part"
+for part in "$@"; do
+  say "measuring: $part"
+  case $part in
+    decisions) in_vm bench_decisions "$length" "$out/1.part" ;;
+    latency) in_vm bench_latency "$length" "$out/2.part" ;;
+    memory)
+      if [ -r /proc/self/status ]; then
+        in_vm bench_memory heads "$out/3.part"
+        for variant in check window atomics bucket; do
+          in_vm bench_memory "$variant" "$length" "$out/3.part"
+        done
+      else
+        say "left out: it reads /proc"
+      fi
+      ;;
+    http) in_vm bench_http "$length" "$root/bench" "$out/4.part" ;;
+    *) fail "no such part: $part (decisions, latency, memory, http)" ;;
+  esac
+done
+cat "$out"/*.part >"$out/report.md"
+cat "$out/report.md"
+say "written to $out/report.md"
