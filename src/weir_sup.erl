@@ -37,4 +37,15 @@ http({ok, Options}) ->
             error({no_http, "weir is configured to serve HTTP, but was built without it: build with the profile `server', "
                             "or remove `http' from weir's configuration"})
     end,
-    [#{id => weir_http, start => {weir_http, start_link, [Options]}, type => supervisor, shutdown => infinity}].
+    [#{id => weir_http, start => {weir_http, start_link, [with_port(Options, os:getenv("WEIR_HTTP_PORT"))]},
+       type => supervisor, shutdown => infinity}].
+
+%% The environment overrides the configured port. Whether it is one, weir_http judges; a text that is no number it reports as
+%% it stands.
+with_port(Options, Unset) when Unset =:= false; Unset =:= "" ->
+    Options;
+with_port(Options, Text) ->
+    case string:to_integer(Text) of
+        {Port, ""} -> Options#{port => Port};
+        _ -> Options#{port => Text}
+    end.

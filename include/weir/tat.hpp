@@ -61,7 +61,7 @@ class Tat {
     return allowed(policy, now);
   }
 
-  // The decision that `decide` would return, without counting.
+  // Whether `decide` would admit, and when if not; nothing is counted, so `remaining` and `reset` are those of before.
   constexpr Decision peek(const Policy& policy, Tokens hits, Nanos now) const noexcept {
     return admits(policy, hits, now) ? allowed(policy, now) : denied(policy, hits, now);
   }

@@ -268,7 +268,7 @@ TEST_CASE("table: hashes made to collide are stored, evicted and counted; nothin
     Rng rng(11);
     Arena arena;
     TatTable table(arena);
-    constexpr std::int64_t kCount = 10'000;
+    constexpr std::int64_t kCount = 4000;
     const auto generation = table.open(100'000, 0);
     const Terms terms{{{3}, kSecond}, 0, {}, {}};
     for (const KeyHash key : draw_keys(rng, shape, kCount)) {
