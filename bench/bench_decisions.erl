@@ -34,16 +34,19 @@ population(Outcome, [Workload | _] = Workloads, Plan) ->
                            Variant =/= server orelse lists:member(Workload, [hot, thousand])],
     All = [{Variant, args(Variant, Outcome, bench_keys:population(Workload))} || Variant <- Variants],
     Results = [setting(Outcome, W, Processes, All, Plan) || W <- Workloads, Processes <- ?PROCESSES],
+    %% Had keys come and gone, the figures would be of something else.
+    Held = bench_limits:held(proplists:get_value(check, All)),
+    Held =:= bench_keys:population(Workload) orelse error({keys_lost, Workload, Held}),
     lists:foreach(fun({Variant, Args}) -> drop(Variant, Args) end, All),
     lists:append(Results).
 
 args(Variant, Outcome, Population) ->
-    Args = bench_limits:make(Variant, policy(Outcome)),
+    Args = bench_limits:make(Variant, policy(Outcome, Population)),
     ok = bench_limits:fill(Variant, Args, 0, Population - 1),
     Args.
 
-policy(admitted) -> bench_limits:plenty();
-policy(denied) -> bench_limits:spent().
+policy(admitted, Population) -> bench_limits:plenty(Population);
+policy(denied, _) -> bench_limits:spent().
 
 drop(server, {Server, _, _}) -> gen_server:stop(Server);
 drop(Variant, {Table, _, _}) when Variant =:= window; Variant =:= atomics; Variant =:= bucket -> true = ets:delete(Table);

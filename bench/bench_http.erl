@@ -16,7 +16,7 @@ main([Length, Scripts, File]) ->
     application:load(weir),
     ok = application:set_env(weir, http, #{ip => "127.0.0.1", port => 0}),
     {ok, _} = application:ensure_all_started(weir),
-    ok = weir:put_limiter(bench_http, #{rate => {1000000, second}, burst => 1000000000000}),
+    ok = weir:put_limiter(bench_http, #{rate => {1, second}, burst => 1000000000}),
     Wire = [wire(Title, Items, Script, Path, Seconds, Scripts)
             || {Title, Items, Script, Path} <- [{"GET /healthz (cowboy alone)", 1, "health.lua", "/healthz"},
                                                 {"POST /v1/check", 1, "check.lua", "/"},

@@ -33,7 +33,7 @@ main([Length, File]) ->
 %% A thousand keys that are there, nothing else going on.
 rest(Calls) ->
     bench_report:say("latency at rest", []),
-    ok = weir:put_limiter(bench_rest, #{rate => {1000000, second}, burst => 1000000000000}),
+    ok = weir:put_limiter(bench_rest, #{rate => {1, second}, burst => 1000000000}),
     H = new(),
     repeat(bench_rest, (Calls + ?CHUNK - 1) div ?CHUNK, H),
     weir:delete_limiter(bench_rest),
@@ -45,8 +45,7 @@ growth(Keys) ->
     ok = weir:put_limiter(bench_growth, #{rate => {1, day}, burst => 5, max_keys => 2 * Keys}),
     H = new(),
     grow(bench_growth, 0, Keys, H),
-    [{Held, _}] = [{Held, Evicted} || #{name := <<"bench_growth">>, keys := Held, evicted_keys := Evicted}
-                                          <- weir_table:stats()],
+    Held = held(bench_growth),
     Held =:= Keys orelse error({keys_lost, Keys, Held}),
     weir:delete_limiter(bench_growth),
     _ = [weir_sweeper:sweep() || _ <- [once, twice]],
@@ -57,7 +56,7 @@ expiry(Keys) ->
     bench_report:say("latency while ~b keys expire", [Keys]),
     ok = weir:put_limiter(bench_expiry, #{rate => {1, second}, burst => 1000000, max_keys => 2 * Keys}),
     ok = bench_limits:fill(check, {bench_expiry, 0, 0}, 1000, Keys + 999),
-    held() >= Keys * 9 div 10 orelse error({expired_too_soon, held()}),
+    held(bench_expiry) >= Keys * 9 div 10 orelse error({expired_too_soon, held(bench_expiry)}),
     H = new(),
     shrink(bench_expiry, erlang:monotonic_time(second) + 60, H),
     weir:delete_limiter(bench_expiry),
@@ -76,15 +75,14 @@ grow(_, _, _, _) ->
 
 shrink(Limiter, Deadline, H) ->
     repeat(Limiter, 1, H),
-    case held() > 1000 of
+    case held(Limiter) > 1000 of
         false -> ok;
         true ->
-            erlang:monotonic_time(second) < Deadline orelse error({not_swept, held()}),
+            erlang:monotonic_time(second) < Deadline orelse error({not_swept, held(Limiter)}),
             shrink(Limiter, Deadline, H)
     end.
 
-held() ->
-    hd([Held || #{name := <<"bench_expiry">>, keys := Held} <- weir_table:stats()]).
+held(Limiter) -> bench_limits:held({Limiter, 0, 0}).
 
 %% ---- measuring ----
 

@@ -1,7 +1,7 @@
 %% @doc The limiters that are compared: the same policies for every variant, and a check that each is a limiter at all.
 -module(bench_limits).
 
--export([make/2, fill/4, verify/0, plenty/0, spent/0]).
+-export([make/2, fill/4, held/1, verify/0, plenty/1, spent/0]).
 
 -export_type([policy/0]).
 
@@ -11,9 +11,12 @@
 %% Long enough that no window ends and no token comes back during a run.
 -define(WEEK_MS, 604800000).
 
-%% Never runs out: a million tokens a second, a trillion at first.
--spec plenty() -> policy().
-plenty() -> {1000000000000, 1000}.
+%% Never runs out during a run, and long enough that no key expires between two hits, or while a million are inserted: a
+%% key that has expired is swept, and would be inserted anew. (A bucket may last 36 years at most, so either the burst or
+%% the interval must give way: of a million keys even the most popular one is hit less often than a single key.)
+-spec plenty(pos_integer()) -> policy().
+plenty(Population) when Population =< 1000 -> {1000000000, 1000000000};
+plenty(_) -> {19000000, 60000000000}.
 
 %% One hit a week: after the first, all are denied.
 -spec spent() -> policy().
@@ -45,6 +48,12 @@ fill(Variant, Args, From, To) when From =< To ->
 fill(_, _, _, _) ->
     ok.
 
+%% How many keys a limiter of weir holds.
+-spec held(bench_loops:args()) -> non_neg_integer().
+held({Limiter, _, _}) ->
+    Name = atom_to_binary(Limiter),
+    hd([Keys || #{name := N, keys := Keys} <- weir_table:stats(), N =:= Name]).
+
 %% Every variant must allow exactly five of twenty hits of a key, and another key must not notice.
 -spec verify() -> ok.
 verify() ->
@@ -74,15 +83,12 @@ one_by_one(many) -> check;
 one_by_one(many_built) -> check;
 one_by_one(Variant) -> Variant.
 
-weir_limiter({Capacity, IntervalNs} = Policy) ->
-    Name = weir_name(Policy),
-    Rate = case IntervalNs of
-               1000 -> {1000000, second};
-               _ -> {1, {IntervalNs div 1000000000, second}}
+weir_limiter({Capacity, IntervalNs}) ->
+    Name = case Capacity of
+               1 -> bench_spent;
+               5 -> bench_verify;
+               _ -> bench_plenty
            end,
-    ok = weir:put_limiter(Name, #{rate => Rate, burst => Capacity, max_keys => 2000000}),
+    ok = weir:put_limiter(Name, #{rate => {1, {IntervalNs div 1000000000, second}}, burst => Capacity,
+                                  max_keys => 2000000}),
     Name.
-
-weir_name({1, _}) -> bench_spent;
-weir_name({5, _}) -> bench_verify;
-weir_name(_) -> bench_plenty.

@@ -45,7 +45,7 @@ make(check) ->
     ok = weir:put_limiter(bench_memory, #{rate => {1, day}, burst => 5, max_keys => 5 * ?MILLION}),
     {bench_memory, 0, 0};
 make(Variant) ->
-    bench_limits:make(Variant, bench_limits:plenty()).
+    bench_limits:make(Variant, bench_limits:plenty(?MILLION)).
 
 grow(Variant, Args, Keys) ->
     ok = bench_limits:fill(Variant, Args, ?WARM + Keys - ?STEP, ?WARM + Keys - 1),

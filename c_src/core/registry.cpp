@@ -9,33 +9,33 @@ namespace weir {
 
 Limiter::Limiter(Arena& arena, unsigned stripes) : table_(arena), stripes_(stripes), counters_(new Stripe[stripes]) {}
 
+// A sequence lock without fences: loads that acquire stay before the second look at the sequence, and stores that
+// release stay behind the odd one.
 Terms Limiter::terms() const noexcept {
+  const auto read = [](const auto& word) { return word.load(std::memory_order_acquire); };
   for (;;) {
-    const std::uint32_t sequence = sequence_.load(std::memory_order_acquire);
+    const std::uint32_t sequence = read(sequence_);
     Terms terms;
-    terms.policy = {{capacity_.load(std::memory_order_relaxed)}, {interval_.load(std::memory_order_relaxed)}};
-    terms.version = version_.load(std::memory_order_relaxed);
-    terms.before = {{before_capacity_.load(std::memory_order_relaxed)},
-                    {before_interval_.load(std::memory_order_relaxed)}};
-    terms.changed_at = {changed_at_.load(std::memory_order_relaxed)};
-    // acq_rel on a read-modify-write would write; the loads above are kept before this one by the fence.
-    std::atomic_thread_fence(std::memory_order_acquire);
+    terms.policy = {{read(capacity_)}, {read(interval_)}};
+    terms.version = read(version_);
+    terms.before = {{read(before_capacity_)}, {read(before_interval_)}};
+    terms.changed_at = {read(changed_at_)};
     if ((sequence & 1) == 0 && sequence_.load(std::memory_order_relaxed) == sequence) return terms;
     spin_pause();
   }
 }
 
 void Limiter::set_terms(const Terms& terms) noexcept {
+  const auto write = [](auto& word, auto value) { word.store(value, std::memory_order_release); };
   const std::uint32_t sequence = sequence_.load(std::memory_order_relaxed);
-  sequence_.store(sequence + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  capacity_.store(terms.policy.capacity.v, std::memory_order_relaxed);
-  interval_.store(terms.policy.interval.v, std::memory_order_relaxed);
-  version_.store(terms.version, std::memory_order_relaxed);
-  before_capacity_.store(terms.before.capacity.v, std::memory_order_relaxed);
-  before_interval_.store(terms.before.interval.v, std::memory_order_relaxed);
-  changed_at_.store(terms.changed_at.v, std::memory_order_relaxed);
-  sequence_.store(sequence + 2, std::memory_order_release);
+  write(sequence_, sequence + 1);
+  write(capacity_, terms.policy.capacity.v);
+  write(interval_, terms.policy.interval.v);
+  write(version_, terms.version);
+  write(before_capacity_, terms.before.capacity.v);
+  write(before_interval_, terms.before.interval.v);
+  write(changed_at_, terms.changed_at.v);
+  write(sequence_, sequence + 2);
 }
 
 void Limiter::set_flags(const LimiterOptions& options) noexcept {
@@ -68,7 +68,6 @@ Registry::Ref Registry::probe(const Slots& slots, std::uint64_t hash, Is is) con
       const std::uint64_t generation = limiter->table_.generation();
       if (is(*limiter)) return {limiter, generation};
     }
-    std::atomic_thread_fence(std::memory_order_acquire);
     if ((version & 1) == 0 && slots_version_.load(std::memory_order_relaxed) == version) return {};
     spin_pause();
   }
@@ -93,9 +92,8 @@ void Registry::add(Slots& slots, std::uint64_t hash, Limiter* limiter) noexcept 
 // Deleting from linear probing would leave holes; limiters are deleted seldom, so all is laid out anew.
 void Registry::rebuild_slots() noexcept {
   slots_version_.fetch_add(1, std::memory_order_acq_rel);
-  std::atomic_thread_fence(std::memory_order_release);
   for (Slots* slots : {names_.get(), aliases_.get()})
-    for (auto& slot : *slots) slot.store(nullptr, std::memory_order_relaxed);
+    for (auto& slot : *slots) slot.store(nullptr, std::memory_order_release);
   for (const auto& limiter : limiters_) {
     if (limiter->phase_ != Limiter::Phase::open) continue;
     add(*names_, limiter->name_hash_.load(std::memory_order_relaxed), limiter.get());

@@ -555,7 +555,7 @@ TEST_CASE("interval table: many keys are exact while sets spill, shrink, move an
   {
     Crowd crowd;
     Barrier barrier(kThreads);
-    const std::uint64_t rounds = round_count() / 5 + 1;
+    const std::uint64_t rounds = round_count() / 10 + 60;
     run_threads([&](unsigned id) {
       Rng rng(test::environment("WEIR_SEED", 11));
       std::size_t cursor = 0;

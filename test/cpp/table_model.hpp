@@ -182,7 +182,9 @@ class ModelledTable {
   void follow_evictions(KeyHash key, bool inserted) {
     const TableStats stats = table_.stats();
     const std::int64_t keys = stats.evicted_keys - evicted_keys_;
-    const std::int64_t tokens = stats.evicted_tokens - evicted_tokens_;
+    // The counter wraps: eight evicted buckets of 2^60 tokens are more than it holds.
+    const auto tokens = static_cast<std::int64_t>(static_cast<std::uint64_t>(stats.evicted_tokens) -
+                                                  static_cast<std::uint64_t>(evicted_tokens_));
     evicted_keys_ = stats.evicted_keys;
     evicted_tokens_ = stats.evicted_tokens;
     most_lines_ = std::max(most_lines_, table_.bytes() / 64);

@@ -241,7 +241,7 @@ TEST_CASE("table: nobody is denied for a neighbour in the line, nor admitted", "
 }
 
 TEST_CASE("table: nobody is denied or admitted wrongly while segments are rebuilt under them", "[table][threads]") {
-  const std::uint64_t tables = round_count() / 50 + 1;
+  const std::uint64_t tables = round_count() / 100 + 1;
   for (std::uint64_t t = 0; t < tables; ++t) {
     Neighbours n;
     std::array<KeyHash, 16> full;
@@ -319,7 +319,7 @@ class Asker {
 
 TEST_CASE("table: a limiter that changes under traffic admits what its last capacity says", "[table][threads]") {
   constexpr unsigned kDeciders = 4;
-  const std::uint64_t tables = round_count() / 50 + 1;
+  const std::uint64_t tables = round_count() / 100 + 1;
   for (std::uint64_t t = 0; t < tables; ++t) {
     Arena arena;
     TatTable table(arena);
