@@ -9,6 +9,7 @@
 # Environment
 #   FUZZ_SECONDS   for each fuzzer (10; long: 600)       CLOCK_SECONDS  for the clock (5; long: 60)
 #   WEIR_CASES     cases of each property (long: 10000)  WEIR_JOBS      parallel compilers (one a core)
+#   TSAN_TESTS     the Catch2 tests to run under ThreadSanitizer ([threads])
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib.sh"
@@ -67,7 +68,7 @@ check_asan() {
 
 check_tsan() {
   build _build/tsan -DWEIR_TESTS=ON -DWEIR_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo
-  setarch -R _build/tsan/weir_test "${TSAN_TESTS:-[table]}"
+  setarch -R _build/tsan/weir_test "${TSAN_TESTS:-[threads]}"
 }
 
 check_fuzz() {

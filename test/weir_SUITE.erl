@@ -127,8 +127,7 @@ atoms_beyond_latin1_name_limiters(_) ->
          ?assertEqual([{allow, 4}, {allow, 3}], [weir:check(Atom, key), weir:check(Name, key)]),
          ?assert(maps:is_key(Name, weir:limiters())),
          ?assertMatch(#{limiter := Name}, weir:explain(Atom, key))
-     end || Atom <- ['żółw', 'été', '日本', ' ', 'a b', true, undefined, []  | [list_to_atom(lists:duplicate(255, $a))]],
-            is_atom(Atom)].
+     end || Atom <- ['żółw', 'été', '日本', ' ', 'a b', true, undefined, list_to_atom(lists:duplicate(255, $a))]].
 
 %% ---- decide, peek, reset, explain, shadow
 
@@ -355,6 +354,7 @@ other_nodes_know_keys_alike(_) ->
         %% Other atoms first, and the same ones backwards.
         _ = [peer:call(Peer, erlang, list_to_atom, ["k_" ++ integer_to_list(I)]) || I <- lists:seq(1, 500)],
         _ = [peer:call(Peer, erlang, list_to_atom, [A]) || A <- ["k_d", "k_c", "k_b", "k_three", "k_two", "k_a", "k_one"]],
+        {ok, _} = peer:call(Peer, application, ensure_all_started, [weir]),
         ok = peer:call(Peer, weir_nif, set_secret, [Secret]),
         ?assertEqual(Here, [peer:call(Peer, ?MODULE, known_as, [Source]) || Source <- Sources]),
         ok = peer:call(Peer, weir_nif, set_secret, [<<"another secret!!">>]),
@@ -376,24 +376,264 @@ known_as(Source) ->
 
 external_bytes(Key) ->
     Self = self(),
-    {Asker, Monitor} = spawn_monitor(fun() -> receive ask -> catch weir:peek(no_limiter, Key) end,
-                                              catch weir_table:peek(<<"no limiter">>, Key),
-                                              Self ! {self(), weir_table_external(Key)} end),
-    Asker ! ask,
-    receive
-        {Asker, Bytes} -> true = demonitor(Monitor, [flush]), Bytes
-    end.
-
-weir_table_external(Key) ->
-    Self = self(),
-    ok = application:ensure_started(crypto),
-    {ok, _} = application:ensure_all_started(weir),
     ok = weir:put_limiter(traced, #{rate => {1, day}}),
-    Asker = spawn_link(fun() -> receive ask -> _ = weir:check(traced, Key), Self ! asked end end),
+    Asker = spawn_link(fun() -> receive ask -> Self ! {answer, weir:check(traced, Key)} end end),
     1 = erlang:trace_pattern({weir_nif, check_external, 3}, true, [local]),
     1 = erlang:trace(Asker, true, [call]),
     Asker ! ask,
+    {allow, 0} = receive {answer, Answer} -> Answer end,
+    ok = weir:delete_limiter(traced),
     receive
         {trace, Asker, call, {weir_nif, check_external, [_, Bytes, _]}} -> Bytes
-    after 5000 -> error(not_hashed_by_its_external_format)
+    after 5000 ->
+        error(not_hashed_by_its_external_format)
     end.
+
+%% ---- compiled policies
+
+equal_policies_share_state(_) ->
+    Minute = weir:compile(#{rate => {60, minute}, burst => 3}),
+    Second = weir:compile(#{rate => {1, second}, burst => 3, on_error => allow}),
+    Larger = weir:compile(#{rate => {1, second}, burst => 4}),
+    Shadow = weir:compile(#{rate => {1, second}, burst => 3, shadow => true}),
+    ok = weir:put_limiter(named, #{rate => {1, second}, burst => 3}),
+    ?assertEqual([{allow, 2}, {allow, 1}, {allow, 0}, {deny, 1000}],
+                 [weir:check(Limiter, key) || Limiter <- [Minute, Second, Minute, Second]]),
+    ?assertEqual([{allow, 3}, {allow, 2}, {allow, 2}], [weir:check(Limiter, key) || Limiter <- [Larger, Shadow, named]]),
+    ?assertEqual([<<"named">>], maps:keys(weir:limiters())).
+
+handles_serve_wherever_names_do(_) ->
+    Handle = weir:compile(#{rate => {3, minute}}),
+    ?assertEqual({allow, 2}, weir:check(Handle, key)),
+    ?assertMatch(#{remaining := 1}, weir:decide(Handle, key, 1)),
+    ?assertMatch(#{remaining := 1}, weir:peek(Handle, key)),
+    ?assertMatch(#{level := 2, capacity := 3}, weir:explain(Handle, key)),
+    ?assertEqual([{allow, 0}, {allow, 2}], weir:check_many([{Handle, key, 1}, {Handle, [external], 1}])),
+    ?assertMatch([#{allowed := false, retry_ms := 20000}], weir:decide_many([{Handle, key, 1}])),
+    ?assertEqual(ok, weir:reset(Handle, key)),
+    %% In other processes, and when it has been in a message or a table.
+    ?assertEqual([{allow, 2}], weir_test:concurrently(1, fun(_) -> weir:check(Handle, key) end)),
+    Table = ets:new(handles, []),
+    true = ets:insert(Table, {handle, Handle}),
+    ?assertEqual({allow, 1}, weir:check(ets:lookup_element(Table, handle, 2), key)).
+
+policies_outlive_handles_while_keys_live(_) ->
+    Spec = #{rate => {3, minute}},
+    Name = with_handle(Spec, fun(Handle) -> {allow, 1} = weir:check(Handle, key, 2) end),
+    ok = weir_sweeper:sweep(),
+    ?assertMatch(#{keys := 1}, weir_test:stats(Name)),
+    ?assertMatch(#{remaining := 1}, weir:peek(weir:compile(Spec), key)),
+    ok = weir_clock:advance(40 * ?SECOND - 1),
+    ok = weir_sweeper:sweep(),
+    ?assertMatch(#{remaining := 2}, weir:peek(weir:compile(Spec), key)).
+
+policies_without_handles_and_keys_go(_) ->
+    Spec = #{rate => {3, minute}},
+    Count = fun() -> length(weir_table:stats()) end,
+    _ = with_handle(Spec, fun(Handle) ->
+                                  {allow, 2} = weir:check(Handle, key),
+                                  ok = weir_clock:advance(?MINUTE),
+                                  ok = weir_sweeper:sweep(),
+                                  %% No key is left, but somebody may still ask.
+                                  ?assertEqual(1, Count()),
+                                  ?assertEqual({allow, 1}, weir:check(Handle, key, 2))
+                          end),
+    ok = weir_sweeper:sweep(),
+    ?assertEqual(1, Count()),
+    ok = weir_clock:advance(?MINUTE),
+    gone(Count, 0),
+    %% A thousand policies that came with calls.
+    _ = with_handle(Spec, fun(_) -> [{allow, 0} = weir:check(weir:compile(#{rate => {1, {N, hour}}}), key) || N <- lists:seq(1, 1000)] end),
+    ?assertEqual(1001, Count()),
+    ok = weir_clock:advance(1000 * 60 * ?MINUTE),
+    gone(Count, 0).
+
+gone(Count, Left) ->
+    weir_test:wait_until(collected, fun() -> ok = weir_sweeper:sweep(), Count() =:= Left end).
+
+%% Runs Fun(Handle) in a process that then ends, and the handles it held with it; answers the policy's name in the statistics.
+with_handle(Spec, Fun) ->
+    Before = [N || #{name := N} <- weir_table:stats()],
+    {Pid, Monitor} = spawn_monitor(fun() -> _ = Fun(weir:compile(Spec)), exit(normal) end),
+    receive {'DOWN', Monitor, _, Pid, Reason} -> ?assertEqual(normal, Reason) end,
+    hd([N || #{name := N} <- weir_table:stats()] -- Before).
+
+%% When weir has been stopped and started again there are no limiters, and an old handle is none.
+handles_end_with_the_application(_) ->
+    Handle = weir:compile(#{rate => {3, minute}, on_error => allow}),
+    {allow, 2} = weir:check(Handle, key),
+    ok = weir_test:start(),
+    ok = weir:put_limiter(other, #{rate => {3, minute}, on_error => deny}),
+    [weir_test:fault(fun() -> Ask(Handle) end, ["compile"])
+     || Ask <- [fun(H) -> weir:check(H, key) end, fun(H) -> weir:check_many([{H, key, 1}]) end, fun(H) -> weir:peek(H, key) end,
+                fun(H) -> weir:decide(H, key, 1) end, fun(H) -> weir:reset(H, key) end, fun(H) -> weir:explain(H, key) end]],
+    ?assertMatch(#{allowed := 0, denied := 0, failed := 0, keys := 0}, weir_test:stats(<<"other">>)).
+
+%% ---- changed limiters
+
+bursts_change(_) ->
+    Rate = {5, minute},
+    ok = weir:put_limiter(login, #{rate => Rate, burst => 5}),
+    [{allow, _} = weir:check(login, Key, Hits) || {Key, Hits} <- [{one, 1}, {three, 3}, {five, 5}]],
+    Remaining = fun() -> [maps:get(remaining, weir:peek(login, Key)) || Key <- [none, one, three, five]] end,
+    ok = weir:put_limiter(login, #{rate => Rate, burst => 10}),
+    ?assertEqual([10, 9, 7, 5], Remaining()),
+    ok = weir:put_limiter(login, #{rate => Rate, burst => 2}),
+    ?assertEqual([2, 1, 0, 0], Remaining()),
+    ?assertEqual([{deny, 12000}, {deny, 12000}], [weir:check(login, Key) || Key <- [three, five]]),
+    %% What was above the smaller burst is forgiven for good.
+    ok = weir:put_limiter(login, #{rate => Rate, burst => 10}),
+    ?assertEqual([10, 9, 8, 8], Remaining()),
+    ok = weir_clock:advance(12 * ?SECOND),
+    ?assertEqual([10, 10, 9, 9], Remaining()).
+
+rates_change(_) ->
+    ok = weir:put_limiter(login, #{rate => {5, minute}, burst => 5}),
+    {allow, 1} = weir:check(login, key, 4),
+    ok = weir_clock:advance(12 * ?SECOND),
+    %% Level 3, and the next token after a second instead of 12.
+    ok = weir:put_limiter(login, #{rate => {1, second}, burst => 5}),
+    ?assertMatch(#{remaining := 2, reset_ms := 3000}, weir:peek(login, key)),
+    ok = weir_clock:advance(?SECOND),
+    ?assertMatch(#{remaining := 3, reset_ms := 2000}, weir:peek(login, key)),
+    %% Slower again, with less room.
+    ok = weir:put_limiter(login, #{rate => {1, hour}, burst => 2}),
+    ?assertMatch(#{remaining := 0, reset_ms := 7200000, retry_ms := 3600000}, weir:peek(login, key)),
+    ?assertEqual({deny, 3600000}, weir:check(login, key)),
+    ok = weir:put_limiter(login, #{rate => {1, second}, burst => 100}),
+    ?assertMatch(#{remaining := 98, reset_ms := 2000}, weir:peek(login, key)).
+
+%% The same rate: the token that has come back in part goes on coming.
+changes_keep_fractions(_) ->
+    ok = weir:put_limiter(login, #{rate => {5, minute}, burst => 5}),
+    {allow, 0} = weir:check(login, key, 5),
+    ok = weir_clock:advance(7 * ?SECOND),
+    ok = weir:put_limiter(login, #{rate => {5, minute}, burst => 6}),
+    ?assertMatch(#{remaining := 1, reset_ms := 53000}, weir:peek(login, key)),
+    ok = weir:put_limiter(login, #{rate => {10, {2, minute}}, burst => 6, on_error => deny}),
+    ?assertMatch(#{remaining := 1, reset_ms := 53000}, weir:peek(login, key)).
+
+%% More changes than versions are told apart in memory, with time passing.
+changes_add_up(_) ->
+    ok = weir:put_limiter(login, #{rate => {1, second}, burst => 1000}),
+    {allow, 0} = weir:check(login, key, 1000),
+    [begin
+         ok = weir:put_limiter(login, #{rate => {1, {I rem 7 + 1, second}}, burst => 1000}),
+         ok = weir_clock:advance((I rem 7 + 1) * ?SECOND),
+         ?assertMatch({I, #{remaining := I}}, {I, weir:peek(login, key)})
+     end || I <- lists:seq(1, 200)].
+
+changes_reach_every_key(_) ->
+    Keys = lists:seq(1, 20000),
+    ok = weir:put_limiter(login, #{rate => {10, minute}}),
+    Hits = fun(Key) -> Key rem 10 + 1 end,
+    _ = weir:check_many([{login, Key, Hits(Key)} || Key <- Keys]),
+    Levels = fun() -> [maps:get(level, weir:explain(login, Key)) || Key <- Keys] end,
+    ok = weir:put_limiter(login, #{rate => {1, hour}, burst => 7}),
+    ?assertEqual([min(7, Hits(Key)) || Key <- Keys], Levels()),
+    ok = weir:put_limiter(login, #{rate => {1, second}, burst => 70}),
+    ?assertEqual([min(7, Hits(Key)) || Key <- Keys], Levels()),
+    ?assertMatch(#{keys := 20000}, weir_test:stats(<<"login">>)).
+
+other_options_change(_) ->
+    Spec = #{rate => {2, minute}},
+    ok = weir:put_limiter(login, Spec),
+    {allow, 0} = weir:check(login, key, 2),
+    ok = weir:put_limiter(login, Spec#{shadow => true, on_error => deny}),
+    ?assertMatch(#{<<"login">> := #{shadow := true, on_error := deny}}, weir:limiters()),
+    ?assertEqual({allow, 0}, weir:check(login, key)),
+    %% max_keys is chosen when a limiter is made.
+    _ = weir_test:fault(fun() -> weir:put_limiter(login, Spec#{max_keys => 10}) end, ["max_keys"]),
+    ?assertMatch(#{<<"login">> := #{shadow := true, max_keys := 1000000}}, weir:limiters()),
+    ok = weir:put_limiter(login, Spec),
+    ?assertMatch(#{shadow := false, on_error := allow}, weir:explain(login, key)),
+    ?assertEqual({deny, 30000}, weir:check(login, key)).
+
+deleted_limiters_are_gone(_) ->
+    Spec = #{rate => {2, minute}},
+    [ok = weir:put_limiter(Name, Spec) || Name <- [login, other]],
+    {allow, 1} = weir:check(login, key),
+    {allow, 1} = weir:check(other, key),
+    ?assertEqual(ok, weir:delete_limiter(login)),
+    [weir_test:fault(Ask, ["login"])
+     || Ask <- [fun() -> weir:check(login, key) end, fun() -> weir:decide(login, key, 1) end, fun() -> weir:peek(login, key) end,
+                fun() -> weir:reset(login, key) end, fun() -> weir:explain(login, key) end,
+                fun() -> weir:check_many([{other, key, 1}, {login, key, 1}]) end,
+                fun() -> weir:decide_many([{login, key, 1}]) end, fun() -> weir:delete_limiter(login) end]],
+    ?assertEqual([<<"other">>], maps:keys(weir:limiters())),
+    ?assertEqual([<<"other">>], [N || #{name := N} <- weir_table:stats()]),
+    ?assertEqual({allow, 0}, weir:check(other, key)),
+    %% One of the same name starts from nothing, with other max_keys if it likes.
+    ok = weir:put_limiter(login, Spec#{max_keys => 10}),
+    ?assertMatch(#{keys := 0, allowed := 0, max_keys := 10}, weir_test:stats(<<"login">>)),
+    ?assertEqual({allow, 1}, weir:check(login, key)).
+
+limiters_are_listed(_) ->
+    ?assertEqual(#{}, weir:limiters()),
+    ok = weir:put_limiter(login, #{rate => {5, minute}}),
+    ok = weir:put_limiter(<<"api">>, #{rate => {5, {10, second}}, burst => 7, scope => local, algorithm => token_bucket,
+                                       on_error => deny, shadow => true, max_keys => 99}),
+    All = weir:limiters(),
+    ?assertEqual(#{<<"login">> => #{rate => {5, minute}, burst => 5, algorithm => token_bucket, scope => local,
+                                    on_error => allow, shadow => false, max_keys => 1000000},
+                   <<"api">> => #{rate => {5, {10, second}}, burst => 7, algorithm => token_bucket, scope => local,
+                                  on_error => deny, shadow => true, max_keys => 99}}, All),
+    %% What is listed can be put.
+    [ok = weir:put_limiter(Name, Spec) || {Name, Spec} <- maps:to_list(All)],
+    ?assertEqual(All, weir:limiters()).
+
+%% ---- metrics, time
+
+metrics_add_up(_) ->
+    [ok = weir:put_limiter(Name, #{rate => {10, minute}}) || Name <- [a, b]],
+    ok = weir:put_limiter(c, #{rate => {1, minute}, shadow => true}),
+    _ = [weir:check(a, 1) || _ <- lists:seq(1, 15)],
+    _ = weir:check_many([{b, I rem 3, 4} || I <- lists:seq(1, 9)]),
+    _ = weir:decide_many([{N, x, 1} || N <- [a, b, c, c, c]]),
+    _ = weir:decide(a, y, 11),
+    _ = [weir:peek(a, I) || I <- lists:seq(1, 10)],
+    Metrics = weir_metrics:metrics(),
+    Value = fun(Name, Labels) ->
+                    {_, _, _, _, Values} = lists:keyfind(Name, 1, Metrics),
+                    proplists:get_value(Labels, Values)
+            end,
+    Of = fun(Name) -> [Value(Name, [Limiter]) || Limiter <- [<<"a">>, <<"b">>, <<"c">>]] end,
+    ?assertEqual([11, 7, 1], Of(weir_allowed_total)),
+    ?assertEqual([6, 3, 0], Of(weir_denied_total)),
+    ?assertEqual([0, 0, 2], Of(weir_shadow_denied_total)),
+    ?assertEqual([0, 0, 0], Of(weir_failed_total)),
+    ?assertEqual([2, 4, 1], Of(weir_keys)),
+    ?assertEqual([1000000, 1000000, 1000000], Of(weir_max_keys)),
+    [?assertEqual([0, 0, 0], Of(Name)) || Name <- [weir_evicted_keys_total, weir_evicted_tokens_total]],
+    [?assert(Bytes > 0) || Bytes <- Of(weir_memory_bytes)],
+    ?assert(is_float(Value(weir_clock_offset_seconds, []))),
+    ?assert(is_integer(Value(weir_clock_steps_total, []))),
+    Names = [Name || {Name, _, _, _, _} <- Metrics],
+    ?assertEqual(lists:usort(Names), lists:sort(Names)),
+    [begin
+         ?assert(lists:member(Kind, [counter, gauge])),
+         ?assertEqual({Name, Kind =:= counter}, {Name, lists:suffix("_total", atom_to_list(Name))}),
+         ?assert(byte_size(Help) > 5),
+         [?assertEqual(length(Labels), length(L)) || {L, _} <- Values],
+         ?assertEqual(length(Values), length(lists:ukeysort(1, Values)))
+     end || {Name, Kind, Help, Labels, Values} <- Metrics].
+
+time_is_ours(_) ->
+    T0 = weir_test:t0(),
+    ?assertEqual(T0, weir_clock:now()),
+    ?assertMatch(#{frozen := true}, weir_clock:info()),
+    ok = weir_clock:advance(5),
+    ?assertEqual(T0 + 5, weir_clock:now()),
+    ok = weir_clock:advance(0),
+    ok = weir_clock:freeze(T0 - 1000),
+    ?assertEqual([T0 - 1000], lists:usort([weir_clock:now() || _ <- lists:seq(1, 1000)])),
+    %% For the whole node.
+    ?assertEqual([T0 - 1000], lists:usort(weir_test:concurrently(8, fun(_) -> weir_clock:now() end))),
+    ok = weir_clock:thaw(),
+    ?assertMatch(#{frozen := false}, weir_clock:info()),
+    Times = [weir_clock:now() || _ <- lists:seq(1, 10000)],
+    ?assertEqual(lists:sort(Times), Times),
+    %% Unix time: nearer to the system's than any mistake of unit or epoch would be.
+    ?assert(abs(weir_clock:now() - os:system_time(nanosecond)) < 60 * ?SECOND),
+    [?assertError(badarg, Wrong()) || Wrong <- [fun() -> weir_clock:freeze(-1) end, fun() -> weir_clock:freeze(1.0) end,
+                                                fun() -> weir_clock:freeze(1 bsl 62) end, fun() -> weir_clock:advance(-1) end]].

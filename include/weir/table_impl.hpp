@@ -179,6 +179,7 @@ bool Table<Cell>::close_some(unsigned segments) noexcept {
     arena_.release_segment(reinterpret_cast<std::byte*>(entry.lines()), entry.pages());
   }
   root_.store(0, std::memory_order_release);
+  keys_.store(0, std::memory_order_relaxed);
   arena_.release_directory(d.words, d.bits);
   pages_.store(0, std::memory_order_relaxed);
   return true;

@@ -259,8 +259,7 @@ KeyHash scattered(std::uint64_t i) {
 }
 
 std::int64_t most_keys() {
-  return static_cast<std::int64_t>(
-      test::environment("WEIR_KEYS", test::case_count() >= 10'000 ? 4'000'000 : 500'000));
+  return static_cast<std::int64_t>(test::environment("WEIR_KEYS", test::case_count() >= 10'000 ? 4'000'000 : 500'000));
 }
 
 TEST_CASE("table: hashes made to collide are stored, evicted and counted; nothing is lost unseen", "[table]") {
