@@ -166,21 +166,28 @@ child_spec(Opts) ->
 %% @private
 %% @doc Starts no process: weir's own are in weir's application.
 -spec start_link(map() | list()) -> ignore | {error, term()}.
-start_link(Opts) when is_list(Opts) ->
-    start_link(maps:from_list(Opts));
-start_link(#{} = Opts) ->
+start_link(Opts) ->
+    maybe_make(options(Opts)).
+
+options(Opts) when is_map(Opts) ->
     case maps:keys(Opts) -- [limiters] of
-        [] ->
-            case application:ensure_all_started(weir) of
-                {ok, _} -> make(limiter_list(maps:get(limiters, Opts, [])));
-                {error, _} = Error -> Error
-            end;
-        Unknown ->
-            {error, {unknown_options, Unknown}}
+        [] -> weir_registry:pairs(maps:get(limiters, Opts, []));
+        Unknown -> {error, {unknown_options, Unknown}}
+    end;
+options(Opts) ->
+    try maps:from_list(Opts) of
+        Map -> options(Map)
+    catch
+        error:badarg -> {error, {bad_options, Opts}}
     end.
 
-limiter_list(Limiters) when is_map(Limiters) -> maps:to_list(Limiters);
-limiter_list(Limiters) -> Limiters.
+maybe_make({ok, Limiters}) ->
+    case application:ensure_all_started(weir) of
+        {ok, _} -> make(Limiters);
+        {error, _} = Error -> Error
+    end;
+maybe_make({error, _} = Error) ->
+    Error.
 
 make([]) ->
     ignore;

@@ -104,7 +104,7 @@ rate(missing) ->
 rate(Rate) ->
     fail("rate is {N, Unit} with N a positive integer, as in {5, minute}, got ~ts", [short(Rate)]).
 
-period({K, Unit}) when is_integer(K), K >= 1 -> K * period(Unit);
+period({K, Unit}) when is_integer(K), K >= 1, is_atom(Unit) -> K * period(Unit);
 period(second) -> 1000000000;
 period(minute) -> 60 * period(second);
 period(hour) -> 60 * period(minute);

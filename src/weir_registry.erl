@@ -7,7 +7,7 @@
 
 -behaviour(gen_server).
 
--export([start_link/0, make_table/0, put/2, delete/1, specs/0, spec/1, compile/1]).
+-export([start_link/0, make_table/0, put/2, delete/1, specs/0, spec/1, compile/1, pairs/1]).
 -export([init/1, handle_call/3, handle_cast/2]).
 
 %% A change walks the limiter's table: about 20 ns a key.
@@ -77,20 +77,28 @@ call(Request) ->
     catch exit:{noproc, _} -> {error, <<"weir is not started: call application:ensure_all_started(weir)">>}
     end.
 
+%% The limiters of a configuration or child specification, as a list. Their names and specifications are not looked at.
+-spec pairs(term()) -> {ok, [{term(), term()}]} | {error, {bad_config, limiters, Message :: binary()}
+                                                        | {bad_limiter, term(), Message :: binary()}}.
+pairs(Limiters) when is_map(Limiters) ->
+    {ok, maps:to_list(Limiters)};
+pairs(Limiters) when is_list(Limiters), length(Limiters) >= 0 ->
+    case [Other || Other <- Limiters, not (is_tuple(Other) andalso tuple_size(Other) =:= 2)] of
+        [] -> {ok, Limiters};
+        [Other | _] -> {error, {bad_limiter, Other, <<"limiters are {Name, Spec}">>}}
+    end;
+pairs(_) ->
+    {error, {bad_config, limiters, <<"limiters is a map or a list of {Name, Spec}">>}}.
+
 %% ---- callbacks ----
 
 %% Limiters of the configuration are made here; after a crash those that are there stay as they are.
 -spec init([]) -> {ok, none} | {stop, term()}.
 init([]) ->
-    Limiters = application:get_env(weir, limiters, #{}),
-    case configured(Limiters) of
-        {ok, List} -> make(List);
-        {error, Message} -> {stop, {bad_config, limiters, Message}}
+    case pairs(application:get_env(weir, limiters, #{})) of
+        {ok, Limiters} -> make(Limiters);
+        {error, Reason} -> {stop, Reason}
     end.
-
-configured(Limiters) when is_map(Limiters) -> {ok, maps:to_list(Limiters)};
-configured(Limiters) when is_list(Limiters) -> {ok, Limiters};
-configured(_) -> {error, <<"limiters is a map or a list of {Name, Spec}">>}.
 
 make([]) ->
     {ok, none};
@@ -98,9 +106,7 @@ make([{Name, Spec} | Limiters]) ->
     case make(Name, Spec) of
         ok -> make(Limiters);
         {error, Message} -> {stop, {bad_limiter, Name, Message}}
-    end;
-make([Other | _]) ->
-    {stop, {bad_limiter, Other, <<"limiters are {Name, Spec}">>}}.
+    end.
 
 make(Name, Spec) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of

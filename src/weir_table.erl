@@ -158,8 +158,12 @@ mend(Index, unknown_limiter, Items, Decide) ->
         true -> many(Items, Decide);
         false -> {item, Index, unknown_limiter}
     end;
-mend(_, other_key, Items, Decide) ->
-    many([to_external(Item) || Item <- Items], Decide);
+mend(Index, other_key, Items, Decide) ->
+    case lists:nth(Index + 1, Items) of
+        {_, _, _} -> many([to_external(Item) || Item <- Items], Decide);
+        %% In the form of a mended item, but the caller's: mending it would never end.
+        _ -> {item, Index, bad_item}
+    end;
 mend(Index, Wrong, _Items, _Decide) ->
     {item, Index, Wrong}.
 

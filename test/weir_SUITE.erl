@@ -316,7 +316,7 @@ equal_terms_are_one_key(_) ->
                        {{binary:part(Large, 1, 3), x}, {binary:copy(binary:part(Large, 1, 3)), x}},
                        {binary_to_atom(<<"made">>), made},
                        {1 bsl 100, list_to_integer(integer_to_list(1 bsl 100))},
-                       {"text", lists:reverse("txet")}, {"text", [$t, $e, $x, $t]}]].
+                       {"text", lists:reverse("txet")}, {"list", [$l, $i, $s, $t]}]].
 
 integers_at_the_edges(_) ->
     ok = weir:put_limiter(once, #{rate => {1, day}}),

@@ -11,7 +11,7 @@
 %% Many at once, and waiting.
 -export([concurrently/2, wait_until/2]).
 %% Other nodes, other copies.
--export([start_peer/1, stop_peer/1, code_paths/0, root/0, ebin/0, copy_ebin/1]).
+-export([start_peer/1, stop_peer/1, code_paths/0, root/0, ebin/0, copy_ebin/1, other_nif_module/1]).
 
 -define(DEADLINE_MS, 20000).
 
@@ -140,3 +140,28 @@ copy_ebin(Folder) ->
     [{ok, _} = file:copy(F, filename:join(Ebin, filename:basename(F)))
      || F <- filelib:wildcard(filename:join(ebin(), "*"))],
     Ebin.
+
+%% weir_nif as it would be compiled from a source with another `abi', or that loads its library from `library'.
+other_nif_module(Changes) ->
+    {ok, {weir_nif, [{abstract_code, {raw_abstract_v1, Forms}}]}} = beam_lib:chunks(code:which(weir_nif), [abstract_code]),
+    Changed = [changed(Form, Changes) || Form <- Forms],
+    ?assertNotEqual(Forms, Changed),
+    {ok, weir_nif, Beam} = compile:forms(Changed, [debug_info]),
+    Beam.
+
+changed({function, Line, load, 0, Clauses}, Changes) ->
+    {function, Line, load, 0, [change_clause(C, Changes) || C <- Clauses]};
+changed(Form, _Changes) ->
+    Form.
+
+%% load() -> erlang:load_nif(filename:join(priv_dir(), "weir_nif"), ?ABI).
+change_clause({clause, Line, [], [], [{call, L, LoadNif, [Path, Abi]}]}, Changes) ->
+    NewPath = case Changes of
+                  #{library := Library} -> {string, L, Library};
+                  #{} -> Path
+              end,
+    NewAbi = case Changes of
+                 #{abi := Number} -> {integer, L, Number};
+                 #{} -> Abi
+             end,
+    {clause, Line, [], [], [{call, L, LoadNif, [NewPath, NewAbi]}]}.

@@ -25,15 +25,15 @@ inline constexpr std::size_t kMaxKeyBytes = 65536;
 inline constexpr std::size_t kMaxTupleBytes = 512;
 inline constexpr unsigned kMaxTupleDepth = 3;
 
-#define WEIR_ATOMS(X)                                                                                             \
-  X(allow)                                                                                                        \
-  X(deny)                                                                                                         \
-  X(infinity)                                                                                                     \
-  X(ok)                                                                                                           \
-  X(more)                                                                                                         \
-  X(done) X(error) X(created) X(changed) X(busy) X(fixed) X(too_many) X(unknown_limiter) X(other_key) X(long_key) \
-      X(bad_hits) X(bad_item) X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit)            \
-          X(weir_internal_error)
+#define WEIR_ATOMS(X)                                                                                                 \
+  X(allow)                                                                                                            \
+  X(deny)                                                                                                             \
+  X(infinity)                                                                                                         \
+  X(ok)                                                                                                               \
+  X(more)                                                                                                             \
+  X(done)                                                                                                             \
+  X(error) X(created) X(changed) X(busy) X(fixed) X(too_many) X(unknown_limiter) X(other_key) X(long_key) X(bad_hits) \
+      X(bad_item) X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) X(weir_internal_error)
 
 struct Atoms {
 #define X(name) ERL_NIF_TERM name;
@@ -67,7 +67,7 @@ unsigned stripe() noexcept;
 void make_atoms(ErlNifEnv* env) noexcept;
 
 // The hash of a name or key of bytes of `type`.
-enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, external };
+enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, address, external };
 KeyHash hash_bytes(KeyType type, std::string_view bytes) noexcept;
 
 // What a key's term is hashed as. `external` says that the term is a binary which is another key's external format.

@@ -15,7 +15,7 @@ std::atomic<std::int64_t> blocks{0};
 thread_local bool counting = false;
 thread_local bool failing = false;
 
-void* allocate(std::size_t bytes) noexcept {
+[[maybe_unused]] void* allocate(std::size_t bytes) noexcept {
   auto* const mark = failing ? nullptr : static_cast<Mark*>(std::malloc(sizeof(Mark) + bytes));
   if (mark == nullptr) return nullptr;
   mark->counted = counting;
@@ -23,7 +23,7 @@ void* allocate(std::size_t bytes) noexcept {
   return mark + 1;
 }
 
-void release(void* block) noexcept {
+[[maybe_unused]] void release(void* block) noexcept {
   if (block == nullptr) return;
   Mark* const mark = static_cast<Mark*>(block) - 1;
   blocks.fetch_sub(mark->counted, std::memory_order_relaxed);
@@ -42,6 +42,7 @@ FailingHeap::~FailingHeap() { failing = false; }
 
 }  // namespace weir::test
 
+#if !defined(WEIR_HEAP_UNWATCHED)
 // The array forms are by default made of these.
 void* operator new(std::size_t bytes) {
   if (void* const block = allocate(bytes)) return block;
@@ -51,3 +52,4 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return a
 void operator delete(void* block) noexcept { release(block); }
 void operator delete(void* block, std::size_t) noexcept { release(block); }
 void operator delete(void* block, const std::nothrow_t&) noexcept { release(block); }
+#endif
