@@ -54,13 +54,17 @@ batches({Workload, Limiter}) -> persistent_term:get({?MODULE, Workload, Limiter}
 
 %% ---- internal ----
 
-%% Lengths are multiples of the batch. The short ones stay in the first two levels of the cache.
+%% Lengths are multiples of the batch. The short ones stay in the first two levels of the cache. Uniform means each key
+%% equally often, in random order: a key that is left out might expire.
 draws(hot) -> lists:duplicate(1000, 0);
-draws(thousand) -> [rand:uniform(1000) - 1 || _ <- lists:seq(1, 4000)];
-draws(million) -> [rand:uniform(1000000) - 1 || _ <- lists:seq(1, 1000000)];
+draws(thousand) -> lists:append([shuffled(1000) || _ <- lists:seq(1, 4)]);
+draws(million) -> shuffled(1000000);
 draws(zipf) ->
     Sums = zipf_sums(1000000),
     [zipf(rand:uniform() * element(1000000, Sums), Sums, 1, 1000000) || _ <- lists:seq(1, 1000000)].
+
+shuffled(N) ->
+    [K || {_, K} <- lists:sort([{rand:uniform(), K} || K <- lists:seq(0, N - 1)])].
 
 %% Zipf with s = 1: the key of rank k is asked for in proportion to 1/k. Exact: by bisecting the cumulative sums.
 zipf_sums(N) ->

@@ -46,7 +46,7 @@ growth(Keys) ->
     H = new(),
     grow(bench_growth, 0, Keys, H),
     Held = held(bench_growth),
-    Held =:= Keys orelse error({keys_lost, Keys, Held}),
+    Held =:= Keys orelse error({keys_lost, Keys, Held, weir_table:stats()}),
     weir:delete_limiter(bench_growth),
     _ = [weir_sweeper:sweep() || _ <- [once, twice]],
     rows(io_lib:format("0 to ~bM keys", [Keys div 1000000]), H).

@@ -29,13 +29,15 @@ mkdir -p "$out/ebin"
 step "building weir" rebar3 as server compile
 step "building the benchmarks" erlc -Werror +debug_info -pa "$root/bench" -o "$out/ebin" bench/*.erl
 
-# in_vm MODULE ARGUMENT...: Module:main([Argument]) in a VM of its own; its failure is ours.
+# in_vm MODULE ARGUMENT...: Module:main([Argument]) in a VM of its own; its failure is ours, and that of a process linked to it.
 in_vm() {
   module=$1
   shift
-  erl -noinput -boot no_dot_erlang -kernel logger_level error -pa "$root/_build/server/lib/weir/ebin" "$out/ebin" -eval "
-    try $module:main(init:get_plain_arguments()) of ok -> halt(0)
-    catch Class:Reason:Stack -> io:format(standard_error, \"~p~n\", [{Class, Reason, Stack}]), halt(1)
+  erl -noinput -boot no_dot_erlang -kernel logger_level critical -pa "$root/_build/server/lib/weir/ebin" "$out/ebin" -eval "
+    {_, Reference} = spawn_monitor(fun() -> ok = $module:main(init:get_plain_arguments()) end),
+    receive
+      {'DOWN', Reference, process, _, normal} -> halt(0);
+      {'DOWN', Reference, process, _, Reason} -> io:format(standard_error, \"~p~n\", [Reason]), halt(1)
     end." -extra "$@"
 }
 

@@ -5,8 +5,8 @@
 %% explanation; `badarg' from here is a fault of weir's own.
 -module(weir_nif).
 
--export([check/3, check_external/3, decide/3, decide_external/3, check_many/1, decide_many/1,
-         validate_many/1]).
+-export([check/3, check_external/3, decide/3, decide_external/3, check_many/2, decide_many/2,
+         validate_many/2]).
 -export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1]).
 -export([put/7, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
@@ -55,14 +55,15 @@ decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
 -spec decide_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
 decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
 
-%% At most 512 items a call, the rest comes back: 50 us, and as long as 512 times `check' in a batch of long keys.
--spec check_many([item()]) -> many(answer()).
-check_many(_Items) -> ?NOT_LOADED.
--spec decide_many([item()]) -> many(decision()).
-decide_many(_Items) -> ?NOT_LOADED.
+%% Items of four, with an external format for a key, only if Mixed. At most 512 items a call, the rest comes back: 50 us, and as long as 512 times `check' in a batch of long keys.
+-spec check_many([item()], Mixed :: boolean()) -> many(answer()).
+check_many(_Items, _Mixed) -> ?NOT_LOADED.
+-spec decide_many([item()], Mixed :: boolean()) -> many(decision()).
+decide_many(_Items, _Mixed) -> ?NOT_LOADED.
 %% What the two above would say of the items, without deciding.
--spec validate_many([item()]) -> ok | {more, Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
-validate_many(_Items) -> ?NOT_LOADED.
+-spec validate_many([item()], Mixed :: boolean()) ->
+          ok | {more, Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
+validate_many(_Items, _Mixed) -> ?NOT_LOADED.
 
 %% As `check'.
 -spec peek(limiter(), term()) -> decision() | wrong().

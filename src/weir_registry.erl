@@ -95,10 +95,19 @@ pairs(_) ->
 %% Limiters of the configuration are made here; after a crash those that are there stay as they are.
 -spec init([]) -> {ok, none} | {stop, term()}.
 init([]) ->
+    ok = settle(),
     case pairs(application:get_env(weir, limiters, #{})) of
         {ok, Limiters} -> make(Limiters);
         {error, Reason} -> {stop, Reason}
     end.
+
+%% A crash may have come between a change in the NIF and its entry in the table: what the table says was promised, the rest
+%% undone.
+settle() ->
+    _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), spec(Name) =:= error,
+                                  {ok, Name} =:= weir_limiter:name(Name)],
+    _ = [put_nif(Name, Compiled, false) || {Name, Spec} <- ets:tab2list(?MODULE), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
+    ok.
 
 make([]) ->
     {ok, none};

@@ -64,11 +64,11 @@ key_hash(Key) ->
 
 -spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
 check_many(Items) ->
-    many(Items, fun weir_nif:check_many/1).
+    many(Items, false, fun weir_nif:check_many/2).
 
 -spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
 decide_many(Items) ->
-    many(Items, fun weir_nif:decide_many/1).
+    many(Items, false, fun weir_nif:decide_many/2).
 
 -spec stats() -> [stats()].
 stats() ->
@@ -111,60 +111,56 @@ external(Key) ->
     term_to_binary(Key, [deterministic, {minor_version, 2}]).
 
 %% Nothing is counted unless all items are well formed. The NIF sees to that for a list that it decides in one call; what
-%% is longer is looked through first.
-many(Items, Decide) when is_list(Items) ->
-    case wrong(Items, Decide) of
-        {error, Index, Wrong} -> mend(Index, Wrong, Items, Decide);
-        {more, Answers, Rest} -> more(Rest, Decide, [Answers]);
+%% is longer is looked through first. Mixed: some items have been mended by to_external/1.
+many(Items, Mixed, Decide) when is_list(Items) ->
+    case at_once(Items, Mixed, Decide) of
+        {error, Index, Wrong} -> mend(Index, Wrong, Items, Mixed, Decide);
+        {more, Answers, Rest} -> more(Rest, Mixed, Decide, [Answers]);
         Answers -> Answers
     end;
-many(_, _Decide) ->
+many(_, _Mixed, _Decide) ->
     bad_list.
 
 -define(ONE_CALL, 512).
 
-wrong(Items, Decide) ->
+at_once(Items, Mixed, Decide) ->
     try length(Items) of
         Length when Length =< ?ONE_CALL ->
-            Decide(Items);
+            Decide(Items, Mixed);
         _ ->
-            case validate(Items, 0) of
-                ok -> Decide(Items);
+            case validate(Items, Mixed, 0) of
+                ok -> Decide(Items, Mixed);
                 Error -> Error
             end
     catch
         error:badarg -> {error, 0, bad_list}
     end.
 
-validate(Items, Before) ->
-    case weir_nif:validate_many(Items) of
+validate(Items, Mixed, Before) ->
+    case weir_nif:validate_many(Items, Mixed) of
         ok -> ok;
-        {more, Rest} -> validate(Rest, Before + ?ONE_CALL);
+        {more, Rest} -> validate(Rest, Mixed, Before + ?ONE_CALL);
         {error, Index, Wrong} -> {error, Before + Index, Wrong}
     end.
 
-more(Rest, Decide, Done) ->
-    case Decide(Rest) of
-        {more, Answers, Rest1} -> more(Rest1, Decide, [Answers | Done]);
+more(Rest, Mixed, Decide, Done) ->
+    case Decide(Rest, Mixed) of
+        {more, Answers, Rest1} -> more(Rest1, Mixed, Decide, [Answers | Done]);
         {error, Index, Wrong} -> {item, lists:sum([length(D) || D <- Done]) + Index, Wrong};
         Answers -> lists:append(lists:reverse(Done, [Answers]))
     end.
 
-mend(_, bad_list, _Items, _Decide) ->
+mend(_, bad_list, _Items, _Mixed, _Decide) ->
     bad_list;
-mend(Index, unknown_limiter, Items, Decide) ->
+mend(Index, unknown_limiter, Items, Mixed, Decide) ->
     Limiter = element(1, lists:nth(Index + 1, Items)),
     case is_atom(Limiter) andalso learn_alias(Limiter) of
-        true -> many(Items, Decide);
+        true -> many(Items, Mixed, Decide);
         false -> {item, Index, unknown_limiter}
     end;
-mend(Index, other_key, Items, Decide) ->
-    case lists:nth(Index + 1, Items) of
-        {_, _, _} -> many([to_external(Item) || Item <- Items], Decide);
-        %% In the form of a mended item, but the caller's: mending it would never end.
-        _ -> {item, Index, bad_item}
-    end;
-mend(Index, Wrong, _Items, _Decide) ->
+mend(_, other_key, Items, false, Decide) ->
+    many([to_external(Item) || Item <- Items], true, Decide);
+mend(Index, Wrong, _Items, _Mixed, _Decide) ->
     {item, Index, Wrong}.
 
 to_external({Limiter, Key, Hits} = Item) ->
@@ -172,5 +168,6 @@ to_external({Limiter, Key, Hits} = Item) ->
         other_key -> {Limiter, external(Key), Hits, external};
         _ -> Item
     end;
-to_external(Item) ->
-    Item.
+%% Malformed, and reported as such by the NIF: it must not pass for a mended one.
+to_external(_) ->
+    malformed.

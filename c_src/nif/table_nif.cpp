@@ -48,14 +48,15 @@ struct Batch {
 };
 static_assert(std::is_trivially_destructible_v<Question>);
 
-// Items are {Limiter, Key, Hits}, or {Limiter, Key, Hits, external} where `Key` is an external format. Decodes up to
-// kBatch of them and advances `list`; 0 or the atom that says what is wrong with item batch.size.
-ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, Batch& batch) noexcept {
+// argv is (Items, Mixed): items are {Limiter, Key, Hits}, and if Mixed is true also {Limiter, External, Hits,
+// external}. Decodes up to kBatch of them and advances `list`; 0 or the atom that says what is wrong with item
+// batch.size.
+ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& batch) noexcept {
   ERL_NIF_TERM limiter = 0;  // no term
   for (ERL_NIF_TERM head, tail; batch.size < kBatch && enif_get_list_cell(env, list, &head, &tail); list = tail) {
     int arity;
     const ERL_NIF_TERM* item;
-    if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && arity != 4)) return atoms.bad_item;
+    if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && !(mixed && arity == 4))) return atoms.bad_item;
     Question& question = *new (&batch.questions[batch.size]) Question;
     // Most batches ask one limiter: its name needn't be looked up again.
     if (item[0] == limiter)
@@ -75,9 +76,10 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, Batch& batch) noexcep
 
 // [Answer] when the whole list is answered, else {more, [Answer], Rest}; {error, Index, Reason} with nothing counted.
 template <class Answer>
-ERL_NIF_TERM answer_batch(ErlNifEnv* env, ERL_NIF_TERM list, Answer answer) {
+ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answer) {
   Batch batch;
-  if (const ERL_NIF_TERM wrong = get_batch(env, list, batch))
+  ERL_NIF_TERM list = argv[0];
+  if (const ERL_NIF_TERM wrong = get_batch(env, list, argv[1] == atoms.true_, batch))
     return enif_make_tuple3(env, atoms.error, enif_make_uint(env, batch.size), wrong);
   const bool rest = !enif_is_empty_list(env, list);
   if (rest && !enif_is_list(env, list)) return enif_make_badarg(env);
@@ -98,7 +100,7 @@ ERL_NIF_TERM check_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   // Neighbours often get the same answer, of keys that are seldom seen for example: then they share one term.
   ERL_NIF_TERM made = 0;
   Decision of;
-  return answer_batch(env, argv[0], [&](const Decision& decision, const Asker&) {
+  return answer_batch(env, argv, [&](const Decision& decision, const Asker&) {
     const bool same =
         decision.allowed == of.allowed && decision.remaining == of.remaining && decision.retry == of.retry;
     if (made == 0 || !same) {
@@ -110,7 +112,7 @@ ERL_NIF_TERM check_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 }
 
 ERL_NIF_TERM decide_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
-  return answer_batch(env, argv[0], [env](const Decision& decision, const Asker& asker) {
+  return answer_batch(env, argv, [env](const Decision& decision, const Asker& asker) {
     return make_map(env, decision, asker.capacity());
   });
 }
@@ -118,7 +120,7 @@ ERL_NIF_TERM decide_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 ERL_NIF_TERM validate_many(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Batch batch;
   ERL_NIF_TERM list = argv[0];
-  if (const ERL_NIF_TERM wrong = get_batch(env, list, batch))
+  if (const ERL_NIF_TERM wrong = get_batch(env, list, argv[1] == atoms.true_, batch))
     return enif_make_tuple3(env, atoms.error, enif_make_uint(env, batch.size), wrong);
   return enif_is_empty_list(env, list) ? atoms.ok : enif_make_tuple2(env, atoms.more, list);
 }
@@ -193,9 +195,9 @@ const std::array<ErlNifFunc, 16> table_functions = {{
     {"check_external", 3, guarded<check<Form::external>>, 0},
     {"decide", 3, guarded<decide<Form::native>>, 0},
     {"decide_external", 3, guarded<decide<Form::external>>, 0},
-    {"check_many", 1, guarded<check_many>, 0},
-    {"decide_many", 1, guarded<decide_many>, 0},
-    {"validate_many", 1, guarded<validate_many>, 0},
+    {"check_many", 2, guarded<check_many>, 0},
+    {"decide_many", 2, guarded<decide_many>, 0},
+    {"validate_many", 2, guarded<validate_many>, 0},
     {"peek", 2, guarded<peek<Form::native>>, 0},
     {"peek_external", 2, guarded<peek<Form::external>>, 0},
     {"explain", 2, guarded<explain<Form::native>>, 0},

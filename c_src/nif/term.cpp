@@ -145,7 +145,9 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   if (std::string_view name; get_bytes(env, term, name)) {
     ref = state->registry.find(hash_bytes(KeyType::name, name));
   } else if (enif_get_resource(env, term, handle_type, &object)) {
+    // A handle keeps its limiter, but not beyond the application's stop.
     ref = static_cast<const Handle*>(object)->ref;
+    if (ref.limiter->table().generation() != ref.generation) return atoms.unknown_limiter;
   }
   return ref ? 0 : atoms.unknown_limiter;
 }
