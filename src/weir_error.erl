@@ -35,10 +35,15 @@ text(bad_item) -> "items are {Limiter, Key, Hits}";
 text(bad_list) -> "items come in a proper list";
 text(Cause) -> io_lib:format("~0tP", [Cause, 12]).
 
-unknown(Limiter) when is_atom(Limiter); is_binary(Limiter) ->
+unknown(Limiter) when is_atom(Limiter); is_binary(Limiter); is_reference(Limiter) ->
     case whereis(weir_sup) of
         undefined -> "weir is not started: call application:ensure_all_started(weir)";
-        _ -> io_lib:format("there is no limiter called ~0tP: make it with weir:put_limiter/2", [Limiter, 12])
+        _ -> not_there(Limiter)
     end;
 unknown(Limiter) ->
     io_lib:format("a limiter is named by an atom or a binary, or is a handle of weir:compile/1; got ~0tP", [Limiter, 12]).
+
+not_there(Limiter) when is_reference(Limiter) ->
+    "the limiter is a reference, but not a handle of weir:compile/1, or one from before weir was last stopped: compile it again";
+not_there(Limiter) ->
+    io_lib:format("there is no limiter called ~0tP: make it with weir:put_limiter/2", [Limiter, 12]).

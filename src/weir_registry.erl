@@ -82,7 +82,7 @@ call(Request) ->
                                                         | {bad_limiter, term(), Message :: binary()}}.
 pairs(Limiters) when is_map(Limiters) ->
     {ok, maps:to_list(Limiters)};
-pairs(Limiters) when is_list(Limiters), length(Limiters) >= 0 ->
+pairs(Limiters) when length(Limiters) >= 0 ->  % a proper list
     case [Other || Other <- Limiters, not (is_tuple(Other) andalso tuple_size(Other) =:= 2)] of
         [] -> {ok, Limiters};
         [Other | _] -> {error, {bad_limiter, Other, <<"limiters are {Name, Spec}">>}}

@@ -4,6 +4,7 @@
 %% A full table may throw a key out. Then it admits more by exactly the tokens that were thrown out with it, and those are counted:
 %%
 %%   admitted(key) = level(key) + evicted(key)            sum over keys: admitted = levels + evicted_tokens
+%% Shows R02 of doc/requirements.md.
 -module(weir_frozen_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").

@@ -1,4 +1,5 @@
 %% weir over HTTP: real sockets, the real limiter, time frozen where answers are compared.
+%% Shows R09, R11, R18, R20 of doc/requirements.md.
 -module(weir_http_SUITE).
 
 -include_lib("common_test/include/ct.hrl").

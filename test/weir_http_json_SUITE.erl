@@ -1,4 +1,5 @@
 %% What HTTP clients send and are sent, without a socket: JSON, keys, limiters, response fields. All of it is pure.
+%% Shows R10 of doc/requirements.md.
 -module(weir_http_json_SUITE).
 
 -include_lib("common_test/include/ct.hrl").

@@ -1,4 +1,5 @@
 %% The release, as an operator meets it: built by scripts/release.sh, started and stopped as a process of its own.
+%% Shows R19 of doc/requirements.md.
 -module(weir_release_SUITE).
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").

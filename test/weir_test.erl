@@ -18,14 +18,13 @@
 %% Where time is stopped: any moment will do. It isn't a whole millisecond, so that rounding shows.
 t0() -> 1700000000000000123.
 
-%% Starts weir anew, with no limiters, and stops time.
+%% Starts weir anew, without configuration or with this one, and stops time.
 start() ->
     start(#{}).
 
 start(Env) ->
     ok = stop(),
     _ = application:load(weir),
-    [ok = application:unset_env(weir, Name) || {Name, _} <- application:get_all_env(weir)],
     [ok = application:set_env(weir, Name, Value) || {Name, Value} <- maps:to_list(Env)],
     {ok, _} = application:ensure_all_started(weir),
     weir_clock:freeze(t0()).
@@ -35,7 +34,9 @@ stop() ->
     case application:stop(weir) of
         ok -> ok;
         {error, {not_started, weir}} -> ok
-    end.
+    end,
+    [ok = application:unset_env(weir, Name) || {Name, _} <- application:get_all_env(weir)],
+    ok.
 
 stats(Name) ->
     [Stats] = [S || #{name := N} = S <- weir_table:stats(), N =:= Name],

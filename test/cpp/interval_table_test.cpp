@@ -1,3 +1,4 @@
+// Shows R02, R04 of doc/requirements.md.
 // The key table of interval sets: against a map of them, whatever is asked; blocks of the heap, which states of several
 // intervals own, balanced through moves, growth, expiry, eviction and failure; and many callers at once.
 //
@@ -16,6 +17,7 @@
 #include "cases.hpp"
 #include "catch.hpp"
 #include "heap.hpp"
+#include "threads.hpp"
 #include "weir/interval.hpp"
 #include "weir/table.hpp"
 
@@ -454,32 +456,9 @@ TEST_CASE("interval table: an arena may be shared with tables of another cell", 
 
 // ---- many callers ----
 
-std::uint64_t round_count() { return test::environment("WEIR_ROUNDS", 1000); }
-
-class Barrier {
- public:
-  explicit Barrier(unsigned count) : count_(count) {}
-  void wait() {
-    const unsigned turn = turn_.load();
-    if (arrived_.fetch_add(1) + 1 == count_) {
-      arrived_.store(0);
-      turn_.fetch_add(1);
-    } else {
-      while (turn_.load() == turn) std::this_thread::yield();
-    }
-  }
-
- private:
-  const unsigned count_;
-  std::atomic<unsigned> arrived_{0};
-  std::atomic<unsigned> turn_{0};
-};
-
-void run_threads(const std::function<void(unsigned)>& body) {
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < kThreads; ++id) threads.emplace_back(body, id);
-  for (std::thread& thread : threads) thread.join();
-}
+using test::Barrier;
+using test::round_count;
+using test::run_threads;
 
 TEST_CASE("interval table: eight threads on one key are admitted exactly c times", "[table][interval][threads]") {
   constexpr std::int64_t kCapacity = 20;
@@ -490,7 +469,7 @@ TEST_CASE("interval table: eight threads on one key are admitted exactly c times
   const auto generation = table.open(1'000'000, 0);
   Barrier barrier(kThreads);
   std::vector<std::atomic<std::int64_t>> admitted(round_count());
-  run_threads([&](unsigned) {
+  run_threads(kThreads, [&](unsigned) {
     for (std::uint64_t round = 0; round < admitted.size(); ++round) {
       barrier.wait();
       Decision decision{true, {}, {}, {}};
@@ -567,7 +546,7 @@ TEST_CASE("interval table: many keys are exact while sets spill, shrink, move an
     Crowd crowd;
     Barrier barrier(kThreads);
     const std::uint64_t rounds = round_count() / 10 + 60;
-    run_threads([&](unsigned id) {
+    run_threads(kThreads, [&](unsigned id) {
       Rng rng(test::environment("WEIR_SEED", 11));
       std::size_t cursor = 0;
       for (std::uint64_t round = 0; round < rounds; ++round) {

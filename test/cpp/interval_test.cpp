@@ -1,3 +1,4 @@
+// Shows R03 of doc/requirements.md.
 // IntervalSet against the fold over single births: exact in any order up to the cap; beyond it later only, and by how
 // much (the worst that was seen is printed).
 #include "weir/interval.hpp"

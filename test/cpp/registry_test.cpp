@@ -1,3 +1,4 @@
+// Shows R12 of doc/requirements.md.
 // The registry: names, aliases, changes, deletion and handles, alone and while threads decide.
 #include "weir/registry.hpp"
 
@@ -34,7 +35,7 @@ void maintain_all(Registry& registry, Nanos now) {
 
 }  // namespace
 
-TEST_CASE("a limiter is found by name and by alias, and no longer once removed") {
+TEST_CASE("registry: a limiter is found by name and by alias, and no longer once removed", "[registry]") {
   Registry registry(2);
   REQUIRE_FALSE(registry.find(name(1)));
   REQUIRE(put(registry, 1) == Registry::Put::created);
@@ -52,7 +53,7 @@ TEST_CASE("a limiter is found by name and by alias, and no longer once removed")
   REQUIRE_FALSE(registry.find_alias(77));
 }
 
-TEST_CASE("who holds a removed limiter is answered as on_error says, and counted as failed") {
+TEST_CASE("registry: who holds a removed limiter is answered as on_error says, and counted as failed", "[registry]") {
   for (const bool deny : {false, true}) {
     Registry registry(2);
     LimiterOptions options;
@@ -70,7 +71,7 @@ TEST_CASE("who holds a removed limiter is answered as on_error says, and counted
   }
 }
 
-TEST_CASE("a name made again begins anew, in recycled memory, and old references stay gone") {
+TEST_CASE("registry: a name made again begins anew, in recycled memory, and old references stay gone", "[registry]") {
   Registry registry(2);
   put(registry, 1);
   const Registry::Ref old = registry.find(name(1));
@@ -88,7 +89,7 @@ TEST_CASE("a name made again begins anew, in recycled memory, and old references
   REQUIRE(allows(old, 9));  // gone: fails open
 }
 
-TEST_CASE("a change carries levels over; a second one waits for the first") {
+TEST_CASE("registry: a change carries levels over; a second one waits for the first", "[registry]") {
   Registry registry(2);
   put(registry, 1);
   const Registry::Ref ref = registry.find(name(1));
@@ -107,7 +108,7 @@ TEST_CASE("a change carries levels over; a second one waits for the first") {
   REQUIRE(put(registry, 1, kFive, other) == Registry::Put::fixed);
 }
 
-TEST_CASE("shadow answers denials as admissions and counts them") {
+TEST_CASE("registry: shadow answers denials as admissions and counts them", "[registry]") {
   Registry registry(2);
   LimiterOptions options;
   options.shadow = true;
@@ -119,7 +120,8 @@ TEST_CASE("shadow answers denials as admissions and counts them") {
   REQUIRE(ref.limiter->counts().shadow_denied == 1);
 }
 
-TEST_CASE("a transient limiter goes when nobody holds it and its keys have expired, not before") {
+TEST_CASE("registry: a transient limiter goes when nobody holds it and its keys have expired, not before",
+          "[registry]") {
   Registry registry(2);
   LimiterOptions options;
   options.transient = true;
@@ -139,7 +141,7 @@ TEST_CASE("a transient limiter goes when nobody holds it and its keys have expir
   registry.release(ref);  // of a limiter that is gone: nothing
 }
 
-TEST_CASE("an asker decides and counts as the registry does") {
+TEST_CASE("registry: an asker decides and counts as the registry does", "[registry]") {
   Registry registry(2);
   put(registry, 1);
   const Registry::Ref ref = registry.find(name(1));
@@ -159,7 +161,7 @@ TEST_CASE("an asker decides and counts as the registry does") {
   REQUIRE(ref.limiter->counts().denied == 1);
 }
 
-TEST_CASE("there is a most of limiters, and removing makes room") {
+TEST_CASE("registry: there is a most of limiters, and removing makes room", "[registry]") {
   Registry registry(1);
   LimiterOptions small;
   small.max_keys = 1;
@@ -174,7 +176,7 @@ TEST_CASE("there is a most of limiters, and removing makes room") {
   REQUIRE(registry.list().size() == Registry::kMaxLimiters);
 }
 
-TEST_CASE("names found while others come and go are the right ones", "[threads]") {
+TEST_CASE("registry: names found while others come and go are the right ones", "[registry][threads]") {
   Registry registry(4);
   constexpr std::uint64_t kStable = 1000;
   put(registry, kStable, {{1'000'000'000}, {1}});

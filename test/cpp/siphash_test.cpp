@@ -1,3 +1,4 @@
+// Shows R08 of doc/requirements.md.
 // siphash13 against values computed by others, against the definition written down a second time, and for what a key
 // table needs of it: never 0, every bit of input moves every bit of output.
 #include "weir/siphash.hpp"

@@ -1,3 +1,4 @@
+// Shows R02, R07 of doc/requirements.md.
 // The key table under many callers: what is admitted is exact while others make it grow, expire, evict, change and
 // close; and no caller is ever denied for what a neighbour in its line did.
 //
@@ -15,6 +16,7 @@
 
 #include "cases.hpp"
 #include "catch.hpp"
+#include "threads.hpp"
 #include "weir/table.hpp"
 
 namespace weir {
@@ -27,33 +29,9 @@ constexpr Nanos kSecond{1'000'000'000};
 constexpr Nanos kHour{3'600'000'000'000};
 constexpr unsigned kThreads = 8;
 
-std::uint64_t round_count() { return test::environment("WEIR_ROUNDS", 1000); }
-
-// Waits until all have come, again and again.
-class Barrier {
- public:
-  explicit Barrier(unsigned count) : count_(count) {}
-  void wait() {
-    const unsigned turn = turn_.load();
-    if (arrived_.fetch_add(1) + 1 == count_) {
-      arrived_.store(0);
-      turn_.fetch_add(1);
-    } else {
-      while (turn_.load() == turn) std::this_thread::yield();
-    }
-  }
-
- private:
-  const unsigned count_;
-  std::atomic<unsigned> arrived_{0};
-  std::atomic<unsigned> turn_{0};
-};
-
-void run_threads(unsigned count, const std::function<void(unsigned)>& body) {
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < count; ++id) threads.emplace_back(body, id);
-  for (std::thread& thread : threads) thread.join();
-}
+using test::Barrier;
+using test::round_count;
+using test::run_threads;
 
 // splitmix64: different numbers, different hashes.
 KeyHash key_of(std::uint64_t family, std::uint64_t i) {

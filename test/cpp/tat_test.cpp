@@ -1,3 +1,4 @@
+// Shows R01 of doc/requirements.md.
 // Tat against the fold over single births, in time order (where it is exact), and at the edges of its range.
 #include "weir/tat.hpp"
 

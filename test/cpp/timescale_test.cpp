@@ -1,3 +1,4 @@
+// Shows R16 of doc/requirements.md.
 // Timescale and Discipline against a simulated counter and a simulated system clock: no real clock is read.
 #include "weir/timescale.hpp"
 
