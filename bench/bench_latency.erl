@@ -25,8 +25,8 @@ main([Length, File]) ->
                          in_process(fun() -> growth(Growth) end),
                          in_process(fun() -> expiry(Expiring) end)]),
     Heads = ["", "calls" | [Name || {Name, _} <- ?QUANTILES]] ++ ["max", "chunks with a GC"],
-    ok = file:write_file(File, ["\n## How long a call takes\n\nNanoseconds; each figure contains one reading of the clock. The goal is a "
-                                "max below 1 ms (1000000).\n\n", bench_report:table(Heads, Rows)]).
+    ok = file:write_file(File, ["\n## How long a call takes\n\nNanoseconds; each figure contains one reading "
+                                "of the clock. The goal is a max below 1 ms (1000000).\n\n", bench_report:table(Heads, Rows)]).
 
 %% ---- scenarios ----
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs all benchmarks and writes the report to _build/bench/report.md, which is also printed.
 #
-#   bench/run.sh                       all, some 7 minutes
-#   bench/run.sh quick                 the same in a minute, to see that it runs: its figures are rough
+#   bench/run.sh                       all, some 4 minutes
+#   bench/run.sh quick                 the same in a minute or two, to see that it runs: its figures are rough
 #   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http
 #
 # Let nothing else run on the machine; bench/README.md says what is measured and how to read it.

@@ -289,7 +289,7 @@ deleted_under_callers(_) ->
                                ok = weir:put_limiter(fleeting, Spec#{on_error => lists:nth(I rem 2 + 1, [allow, deny])}),
                                I rem 3 =:= 0 andalso weir_sweeper:sweep(),
                                ok = weir:delete_limiter(fleeting)
-                           end || I <- lists:seq(1, 500)],
+                           end || I <- lists:seq(1, 200)],
                       counters:add(Left, 1, 1),
                       done;
                  (I) ->

@@ -60,7 +60,8 @@ void unload(ErlNifEnv*, void* private_data) {
   auto* shared = static_cast<State*>(private_data);
   if (--shared->instances == 0) {
     delete shared;
-    state = nullptr;
+    // A handle can delay this until after the module was loaded again, with a state of its own.
+    if (state == shared) state = nullptr;
   }
 }
 
