@@ -53,22 +53,25 @@ static_assert(std::is_trivially_destructible_v<Question>);
 // batch.size.
 ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& batch) noexcept {
   ERL_NIF_TERM limiter = 0;  // no term
+  Registry::Ref ref;
+  const Limiter::LocalTable* cold = nullptr;  // the limiter's table, if its lines should be fetched ahead
   for (ERL_NIF_TERM head, tail; batch.size < kBatch && enif_get_list_cell(env, list, &head, &tail); list = tail) {
     int arity;
     const ERL_NIF_TERM* item;
     if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && !(mixed && arity == 4))) return atoms.bad_item;
     Question& question = *new (&batch.questions[batch.size]) Question;
     // Most batches ask one limiter: its name needn't be looked up again.
-    if (item[0] == limiter)
-      question.ref = batch.questions[batch.size - 1].ref;
-    else if (const ERL_NIF_TERM wrong = get_limiter(env, item[0], question.ref))
-      return wrong;
-    limiter = item[0];
+    if (item[0] != limiter) {
+      if (const ERL_NIF_TERM wrong = get_limiter(env, item[0], ref)) return wrong;
+      limiter = item[0];
+      const auto& table = ref.limiter->table();
+      cold = table.bytes() > kPrefetchBytes ? &table : nullptr;
+    }
+    question.ref = ref;
     if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, question.key))
       return wrong;
     if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
-    const auto& table = question.ref.limiter->table();
-    if (table.bytes() > kPrefetchBytes) table.prefetch(question.key);
+    if (cold != nullptr) cold->prefetch(question.key);
     ++batch.size;
   }
   return 0;

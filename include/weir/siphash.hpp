@@ -33,38 +33,29 @@ namespace sip {
 inline std::uint64_t load64(const std::uint8_t* p) noexcept {
   std::uint64_t v;
   std::memcpy(&v, p, 8);
-  if constexpr (std::endian::native == std::endian::big) v = __builtin_bswap64(v);
+
   return v;
 }
 
-// The last `n` < 8 bytes at `p`, little-endian.
+// The `n` < 4 bytes at `p`, little-endian.
 inline std::uint64_t load_tail(const std::uint8_t* p, std::size_t n) noexcept {
   std::uint64_t v = 0;
-  switch (n) {
-    case 7:
-      v |= std::uint64_t{p[6]} << 48;
-      [[fallthrough]];
-    case 6:
-      v |= std::uint64_t{p[5]} << 40;
-      [[fallthrough]];
-    case 5:
-      v |= std::uint64_t{p[4]} << 32;
-      [[fallthrough]];
-    case 4:
-      v |= std::uint64_t{p[3]} << 24;
-      [[fallthrough]];
-    case 3:
-      v |= std::uint64_t{p[2]} << 16;
-      [[fallthrough]];
-    case 2:
-      v |= std::uint64_t{p[1]} << 8;
-      [[fallthrough]];
-    case 1:
-      v |= std::uint64_t{p[0]};
-      [[fallthrough]];
-    default:
-      return v;
+  for (std::size_t i = 0; i < n; ++i) v |= std::uint64_t{p[i]} << (8 * i);
+  return v;
+}
+
+static_assert(std::endian::native == std::endian::little, "words are read from keys as they lie in memory");
+
+// The last `tail` < 8 of n bytes. Without a jump by length where it can be: keys of one limiter differ in length.
+inline std::uint64_t load_rest(const std::uint8_t* p, std::size_t tail, std::size_t n) noexcept {
+  if (n >= 8) return load64(p + tail - 8) >> 1 >> (63 - 8 * tail);
+  if (n >= 4) {
+    std::uint32_t low, high;
+    std::memcpy(&low, p, 4);
+    std::memcpy(&high, p + n - 4, 4);
+    return low | std::uint64_t{high} << (8 * (n - 4));
   }
+  return load_tail(p, tail);
 }
 
 struct State {
@@ -115,7 +106,7 @@ inline KeyHash siphash13(const SipKey& key, std::span<const std::uint8_t> bytes,
   const std::size_t n = bytes.size();
   const std::size_t tail = n % 8;
   for (const std::uint8_t* end = p + (n - tail); p != end; p += 8) s.block(sip::load64(p));
-  std::uint64_t last = sip::load_tail(p, tail) | std::uint64_t{type} << (8 * tail);
+  std::uint64_t last = sip::load_rest(p, tail, n) | std::uint64_t{type} << (8 * tail);
   if (tail == 7) {  // the type fills the block: the length gets one of its own
     s.block(last);
     last = 0;

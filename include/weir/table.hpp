@@ -10,7 +10,7 @@
 // The hash chooses two lines of the segment (cuckoo hashing, Pagh and Rodler, with lines as buckets): the *home*, where
 // a key lives unless it was full, and the *second*. A spare bit of tat1 says that the home overflowed, so a look-up
 // reads one line unless it did; at most two are ever read. An insert that finds both full moves another key to that
-// key's other line. The spare top bit of tat0 is the line's lock.
+// key's other line. A spare bit of tat0 is the line's lock.
 //
 // Growth. A segment that can't place a key is rebuilt alone: one page larger, or, if 8 pages don't do, split in two
 // under the next bit of the hash (extendible hashing). Rebuilding moves <= 2048 slots under that segment's locks; the
@@ -142,7 +142,8 @@ class Table {
   static_assert(sizeof(Line) == 64, "a look-up is one cache line");
   static_assert(offsetof(Line, tat) == 0, "the lock is where any cell type has it: tables share an arena");
 
-  static constexpr std::uint64_t kLock = std::uint64_t{1} << 63;  // of tat[0]
+  // Of tat[0]. Not the sign bit: gcc 12 would make a loop of compare-and-exchange of what is one `lock bts` here.
+  static constexpr std::uint64_t kLock = std::uint64_t{1} << 62;
   static constexpr std::uint64_t kTimeBits = (std::uint64_t{1} << 62) - 1;
   static constexpr std::uint64_t kOverflowed = std::uint64_t{1} << 63;  // of tat[1]: a key of this home is elsewhere
 
