@@ -272,6 +272,7 @@ class Table {
   Found free_slot(Line* line, const Policy& policy, Nanos now) const noexcept;
   Found hole(Entry entry, Line* line, const Policy& policy, Nanos now, unsigned moves) noexcept;
   Found evict(Line* line, const Policy& policy, Nanos now) noexcept;
+  void evict_elsewhere(Entry entry, Line* home, const Policy& policy, Nanos now) noexcept;
 
   static State load(const Line& line, unsigned slot) noexcept;
   void store(Line& line, unsigned slot, KeyHash key, const State& state, const Policy& policy);

@@ -340,7 +340,30 @@ auto Table<Cell>::slot_for(Entry entry, KeyHash key, const Policy& policy, Nanos
   }
   if (const Found slot = evict(home, policy, now)) return slot;
   if (const Found slot = evict(second, policy, now)) return slot;
-  return {home, 0};  // both lines empty in a table that is full: max_keys may be passed by this one
+  // Both lines are empty in a table that is full: a key of another line makes way.
+  evict_elsewhere(entry, home, policy, now);
+  return {home, 0};
+}
+
+// Takes the lowest key out of the first line behind `home` that has one and isn't locked. If there is none in the
+// segment, max_keys is passed by one key.
+template <class Cell>
+void Table<Cell>::evict_elsewhere(Entry entry, Line* home, const Policy& policy, Nanos now) noexcept {
+  const unsigned count = entry.line_count();
+  const auto start = static_cast<unsigned>(home - entry.lines());
+  for (unsigned i = 1; i < count; ++i) {
+    Line* line = entry.lines() + (start + i) % count;
+    Locks locks;
+    if (!locks.attempt(line)) continue;
+    // At max_keys an empty slot isn't free, so what is free here is a dead key's.
+    Found victim = free_slot(line, policy, now);
+    if (!victim) victim = evict(line, policy, now);
+    if (victim && line->hash[victim.slot].load(std::memory_order_relaxed) != 0) {
+      clear(*victim.line, victim.slot);
+      keys_.fetch_sub(1, std::memory_order_relaxed);
+      return;
+    }
+  }
 }
 
 // An empty slot or a dead key's. At max_keys an empty slot is not free. REQUIRES: the line is locked.
