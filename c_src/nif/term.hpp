@@ -25,15 +25,12 @@ inline constexpr std::size_t kMaxKeyBytes = 65536;
 inline constexpr std::size_t kMaxTupleBytes = 512;
 inline constexpr unsigned kMaxTupleDepth = 3;
 
-#define WEIR_ATOMS(X)                                                                                                 \
-  X(allow)                                                                                                            \
-  X(deny)                                                                                                             \
-  X(infinity)                                                                                                         \
-  X(ok)                                                                                                               \
-  X(more)                                                                                                             \
-  X(done)                                                                                                             \
-  X(error) X(created) X(changed) X(busy) X(fixed) X(too_many) X(unknown_limiter) X(other_key) X(long_key) X(bad_hits) \
-      X(bad_item) X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) X(weir_internal_error)
+// clang-format off
+#define WEIR_ATOMS(X) \
+  X(allow) X(deny) X(infinity) X(ok) X(more) X(done) X(error) X(created) X(changed) X(busy) \
+  X(fixed) X(too_many) X(unknown_limiter) X(other_key) X(long_key) X(bad_hits) X(bad_item) \
+  X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) X(weir_internal_error)
+// clang-format on
 
 struct Atoms {
 #define X(name) ERL_NIF_TERM name;
