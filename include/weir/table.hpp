@@ -168,7 +168,7 @@ class Table {
   static_assert(Arena::kSegmentBytes == 1 << 15, "a directory word keeps 15 bits beside the address");
 
   static unsigned home_index(KeyHash key, unsigned pages) noexcept {
-    return static_cast<unsigned>((key.v & 0xffffffff) * (pages * kPageLines) >> 32);
+    return static_cast<unsigned>((key.v & 0xffffffff) * (std::uint64_t{pages} * kPageLines) >> 32);
   }
   // Another line than the home, from other bits of the hash.
   static unsigned second_index(KeyHash key, unsigned pages) noexcept {
