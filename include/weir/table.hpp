@@ -14,13 +14,13 @@
 //
 // Growth. A segment that can't place a key is rebuilt alone: one page larger, or, if 8 pages don't do, split in two
 // under the next bit of the hash (extendible hashing). Rebuilding moves <= 2048 slots under that segment's locks; the
-// rest of the table goes on. Pages step by 5:6:7:8, so slots in use stay between about 0.6 and 0.85 of those allocated.
+// rest of the table goes on. Pages step by 5:6:7:8, so 0.73 to 0.87 of the slots are in use.
 //
 // Expiry. A slot whose state is dead (cell.hpp; TAT <= now for `tat`) is as good as empty: any insert may take it.
 // `sweep` clears what nobody took, some segments at a time, shrinks segments and gives pages back.
 //
 // Eviction. At `max_keys` keys, or when no page may be added, a new key takes the place of the key with the lowest
-// level in its line; keys and tokens lost are counted.
+// level in its line (in the next line that has one, if both of its own are empty); keys and tokens lost are counted.
 //
 // Synchronisation. Writers hold the lock of the key's home line and of every line that they write. Who waits for a lock
 // waits in ascending address order (a rebuild locks its whole segment from the front) and otherwise only tries, so
@@ -33,7 +33,8 @@
 //
 // Changing the limiter. `Terms` carry a version, and so does each segment. A segment of the version before is converted
 // as a whole (fold's `change`, at the time of the change) by whoever comes first: a caller or `convert`. A table must
-// be converted wholly before its limiter changes again.
+// be converted wholly before its limiter changes again. Versions count modulo 64: who would sleep through 63 changes
+// inside of one decision is not provided for.
 //
 // Complexity: decide O(1), one cache line (plus the directory word, which stays cached: 8 bytes for about 1000 keys);
 // an insert that rebuilds, tens of microseconds. Exceptions: bad_alloc from inserts, with no change made.
