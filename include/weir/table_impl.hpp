@@ -535,8 +535,7 @@ auto Table<Cell>::rebuild(Generation generation, const Terms& terms, std::size_t
     result =
         goal == Goal::shrink ? shrink(d, index, entry, live) : make_room(d, index, entry, need, live, dropped, spare);
   }
-  if (result == Rebuilt::again) unlock_lines(entry, 0, entry.line_count());
-  if (result == Rebuilt::full) unlock_lines(entry, 0, entry.line_count());
+  if (result != Rebuilt::done) unlock_lines(entry, 0, entry.line_count());  // else rewrite has
   if (spare != nullptr) arena_.release_segment(spare, 0);
   return result;
 }
