@@ -26,7 +26,7 @@ cpp_files() {
 configure() {
   local build=$1
   shift
-  cmake -S . -B "$build" -DWEIR_NIF=OFF "$@"
+  cmake -S . -B "$build" -DWEIR_NIF=OFF -DWEIR_WERROR=ON "$@"
 }
 
 # build FOLDER CMAKE_ARGUMENT...

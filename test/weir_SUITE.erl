@@ -301,7 +301,7 @@ distinct_keys() ->
      {127, 0, 0, 1}, {0, 0, 0, 0, 0, 0, 0, 1}, {0, 0, 0, 0, 0, 65535, 32512, 1}, <<127, 0, 0, 1>>, <<"127.0.0.1">>,
      {<<"user">>, {1, 2, 3, 4}}, {user, {1, 2, 3, 4}}, {{1, 2, 3, 4}, user},
      %% The external format of a key, and that as a binary.
-     [a], term_to_binary([a], [deterministic, {minor_version, 2}]), term_to_binary([a])].
+     [a], term_to_binary([a], [deterministic, {minor_version, 2}]), term_to_binary([a], [{minor_version, 1}])].
 
 %% What is one term is one key, however it was made.
 equal_terms_are_one_key(_) ->

@@ -29,7 +29,9 @@ otp_application(Config) ->
     Paths = filelib:wildcard(filename:join([Build, "default", "*", "*", "ebin"])),
     Ask = "{ok, _} = application:ensure_all_started(shop), Login = fun shop:login/1, " ++ report() ++ ", halt().",
     {0, Output} = run(Folder, Env, "erl", ["-noshell", "-pa" | Paths] ++ ["-eval", Ask]),
-    embeds_weir_alone(shop, parse(Output)).
+    #{sockets := Sockets} = Report = parse(Output),
+    embeds_weir_alone(shop, Report),
+    ?assertEqual(0, Sockets).
 
 mix_project(Config) ->
     Build = filename:join(?config(priv_dir, Config), "mix_app"),
@@ -42,16 +44,16 @@ mix_project(Config) ->
     Elixir = "{:ok, tokens, _} = :erl_scan.string(String.to_charlist(System.fetch_env!(\"ASK\"))); "
              "{:ok, exprs} = :erl_parse.parse_exprs(tokens); :erl_eval.exprs(exprs, [])",
     {0, Output} = run(Folder, [{"ASK", Ask} | Env], "mix", ["run", "--no-compile", "-e", Elixir]),
+    %% (Its sockets are not counted: mix itself holds one, by which it locks its build.)
     embeds_weir_alone(shop_ex, parse(Output)).
 
-embeds_weir_alone(App, #{answers := Answers, started := Started, loaded := Loaded, sockets := Sockets}) ->
+embeds_weir_alone(App, #{answers := Answers, started := Started, loaded := Loaded}) ->
     {Allowed, [Denied]} = lists:split(?BURST, Answers),
     ?assertEqual(lists:duplicate(?BURST, welcome), Allowed),
     ?assertMatch({come_back_in_ms, Ms} when Ms > 0 andalso Ms =< 12_000, Denied),
     ?assert(lists:member(App, Started)),
     ?assert(lists:member(weir, Started)),
-    ?assertEqual([], [A || A <- ?SERVER_APPS, lists:member(A, Started) orelse lists:member(A, Loaded)]),
-    ?assertEqual(0, Sockets).
+    ?assertEqual([], [A || A <- ?SERVER_APPS, lists:member(A, Started) orelse lists:member(A, Loaded)]).
 
 %% Erlang source that asks the limiter once more than it allows, and prints an answer for parse/1.
 report() ->
