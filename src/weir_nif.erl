@@ -55,7 +55,8 @@ decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
 -spec decide_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
 decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
 
-%% Items of four, with an external format for a key, only if Mixed. At most 512 items a call, the rest comes back: 50 us, and as long as 512 times `check' in a batch of long keys.
+%% Items of four, with an external format for a key, only if Mixed. At most 512 items a call, the rest comes back: 50 us, and
+%% as long as 512 times `check' in a batch of long keys.
 -spec check_many([item()], Mixed :: boolean()) -> many(answer()).
 check_many(_Items, _Mixed) -> ?NOT_LOADED.
 -spec decide_many([item()], Mixed :: boolean()) -> many(decision()).

@@ -121,6 +121,7 @@ many(Items, Mixed, Decide) when is_list(Items) ->
 many(_, _Mixed, _Decide) ->
     bad_list.
 
+%% kBatch of c_src/nif/table_nif.cpp.
 -define(ONE_CALL, 512).
 
 at_once(Items, Mixed, Decide) ->

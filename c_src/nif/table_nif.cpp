@@ -11,31 +11,29 @@ namespace weir::nif {
 
 namespace {
 
-// Items of a batch decided in one call; a longer list comes back with the rest. About 50 us of work.
+// Items of a batch decided in one call; a longer list comes back with the rest. About 50 us of work. weir_table.erl
+// knows it as ONE_CALL.
 constexpr unsigned kBatch = 512;
 // From this size on a table isn't in the cache, and fetching a batch's lines ahead pays (doc/benchmarks.md).
 constexpr std::int64_t kPrefetchBytes = 1 << 20;
 // The share of a scheduler's time slice (1 ms) that a whole batch is accounted as.
 constexpr int kBatchTimeslice = 5;
 
-Decision decide(const Question& question, Nanos now) noexcept {
-  return Registry::decide(question.ref, question.key, question.hits, now, stripe());
-}
-
 template <Form form>
 ERL_NIF_TERM check(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const Nanos now = clock_now_overlapped();  // first: the counter's latency overlaps with the hash
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
-  return make_verdict(env, decide(question, now));
+  return make_verdict(env, Registry::decide(question.ref, question.key, question.hits, now, stripe()));
 }
 
 template <Form form>
 ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
-  const Tokens capacity = question.ref.limiter->terms().policy.capacity;
-  return make_map(env, decide(question, clock_now_overlapped()), capacity);
+  Asker asker(question.ref, stripe());
+  const Decision decision = asker.decide(question.key, question.hits, clock_now_overlapped());
+  return make_map(env, decision, asker.capacity());
 }
 
 // The questions beyond `size` are left as they are: clearing all would cost more than a small batch.

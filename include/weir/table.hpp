@@ -183,6 +183,10 @@ class Table {
     Word* words;
     unsigned bits;
     std::size_t index(KeyHash key) const noexcept { return bits == 0 ? 0 : key.v >> (64 - bits); }
+    // The first word behind those of the segment that word `at` names.
+    std::size_t behind(std::size_t at, Entry entry) const noexcept {
+      return (at | ((std::size_t{1} << (bits - entry.depth())) - 1)) + 1;
+    }
   };
 
   // Plain copies of slots and lines, in which a rebuild arranges a segment before it writes it.

@@ -654,7 +654,7 @@ bool Table<Cell>::convert(Generation generation, const Terms& terms, std::size_t
     const Entry entry{d.words[cursor].load(std::memory_order_acquire)};
     if (entry.word == 0 || !is(generation)) return true;
     if (entry.version() == terms.version % kVersions) {
-      cursor = (cursor | ((std::size_t{1} << (d.bits - entry.depth())) - 1)) + 1;
+      cursor = d.behind(cursor, entry);
     } else if (convert_segment(generation, terms, cursor, entry) == Status::stale) {
       return true;
     }
@@ -686,7 +686,7 @@ bool Table<Cell>::sweep(Generation generation, const Terms& terms, Nanos now, st
     const Entry entry{d.words[cursor].load(std::memory_order_acquire)};
     if (entry.word == 0 || !is(generation)) return true;
     if (entry.version() == terms.version % kVersions) sweep_segment(generation, terms, cursor, entry, now);
-    cursor = (cursor | ((std::size_t{1} << (d.bits - entry.depth())) - 1)) + 1;
+    cursor = d.behind(cursor, entry);
   }
   return true;
 }
@@ -707,7 +707,7 @@ void Table<Cell>::for_each(const Terms& terms, Nanos now, Visit visit) {
           const KeyHash key{line.hash[i].load(std::memory_order_relaxed)};
           if (key.v != 0 && !dead(line, i, terms.policy, now)) visit(key, load(line, i));
         }
-      index = (index | ((std::size_t{1} << (d.bits - entry.depth())) - 1)) + 1;
+      index = d.behind(index, entry);
     }
     unlock_lines(entry, 0, entry.line_count());
   }
