@@ -1,0 +1,466 @@
+// frame: encoding and decoding. See include/weir/frame.hpp.
+#include "weir/frame.hpp"
+
+#include <bit>
+#include <cassert>
+#include <utility>
+
+namespace weir {
+namespace {
+
+// Tags of items. Records, the many, have the upper bit and flags below it.
+enum Tag : unsigned {
+  kHeartbeat = 1,
+  kNack = 2,
+  kGone = 3,
+  kVector = 4,
+  kVectorAnswer = 5,  // a vector that wants an answer
+  kDigest = 6,
+  kChunk = 7,
+  kCopyRequest = 8,
+  kCopy = 9,
+  kCopyLast = 10,
+  kClaim = 11,
+  kClaimAck = 12,
+  kClaimDone = 13,
+  kRecord = 0x80,
+};
+enum RecordFlag : unsigned { kRelayed = 1, kTerms = 2, kSeveral = 4, kRecordFlags = 7 };
+
+constexpr std::uint64_t kTimeLimit = static_cast<std::uint64_t>(kTimeMax.v);
+
+// Reads forward; past the end, or after a bad value, everything is 0 and `error` says so.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  FrameError error() const noexcept { return error_; }
+  bool more() const noexcept { return error_ == FrameError::none && at_ < bytes_.size(); }
+  std::size_t left() const noexcept { return bytes_.size() - at_; }
+  void fail(FrameError error) noexcept {
+    if (error_ == FrameError::none) error_ = error;
+    at_ = bytes_.size();
+  }
+
+  unsigned byte() noexcept {
+    if (at_ >= bytes_.size()) {
+      fail(FrameError::truncated);
+      return 0;
+    }
+    return std::to_integer<unsigned>(bytes_[at_++]);
+  }
+  std::uint64_t word() noexcept {
+    if (left() < 8) {
+      fail(FrameError::truncated);
+      return 0;
+    }
+    std::uint64_t value = 0;
+    for (unsigned i = 0; i < 8; ++i) value |= std::to_integer<std::uint64_t>(bytes_[at_ + i]) << (8 * i);
+    at_ += 8;
+    return value;
+  }
+  std::uint64_t varint() noexcept {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      const unsigned next = byte();
+      value |= std::uint64_t{next & 0x7f} << shift;
+      if (next < 0x80) {
+        if (shift == 63 && next > 1) fail(FrameError::value);
+        return value;
+      }
+    }
+    fail(FrameError::value);
+    return 0;
+  }
+  // A varint of at most `most`.
+  std::uint64_t upto(std::uint64_t most) noexcept {
+    const std::uint64_t value = varint();
+    if (value <= most) return value;
+    fail(FrameError::value);
+    return 0;
+  }
+  // The number of parts that follow, each of at least `least` bytes: what can't be there isn't made room for.
+  std::size_t count(std::size_t most, std::size_t least) noexcept {
+    const std::uint64_t value = upto(most);
+    if (value * least <= left()) return static_cast<std::size_t>(value);
+    fail(FrameError::truncated);
+    return 0;
+  }
+  Nanos time() noexcept {
+    const std::uint64_t value = word();
+    if (value > kTimeLimit) fail(FrameError::value);
+    return {static_cast<std::int64_t>(value & kTimeLimit)};
+  }
+  OriginId origin() noexcept {
+    const auto node = static_cast<std::uint32_t>(upto(UINT32_MAX));
+    return {{node}, varint()};
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::size_t at_ = 0;
+  FrameError error_ = FrameError::none;
+};
+
+// The terms of a subject before its key; flags say whether they are on the wire.
+void read_terms(Reader& in, Subject& subject) {
+  subject.version = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
+  subject.epoch = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
+}
+Subject read_subject(Reader& in, bool terms) {
+  Subject subject;
+  subject.limiter.v = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
+  if (terms) read_terms(in, subject);
+  subject.key.v = in.word();
+  return subject;
+}
+
+Slice read_set(Reader& in, std::size_t count, Frame& frame) {
+  Slice slice{static_cast<std::uint32_t>(frame.intervals.size()), static_cast<std::uint32_t>(count)};
+  Nanos start{0};
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i == 0) {
+      start = in.time();
+    } else {
+      const std::uint64_t step = in.upto(kTimeLimit - static_cast<std::uint64_t>(start.v));
+      if (step == 0) in.fail(FrameError::value);
+      start.v += static_cast<std::int64_t>(step);
+    }
+    const std::uint64_t weight = in.upto(kTimeLimit);
+    if (weight == 0) in.fail(FrameError::value);
+    frame.intervals.push_back({start, {static_cast<std::int64_t>(weight)}});
+  }
+  return slice;
+}
+
+RecordItem read_record(Reader& in, unsigned tag, OriginId sender, Frame& frame) {
+  if ((tag & ~(unsigned{kRecord} | kRecordFlags)) != 0) in.fail(FrameError::tag);
+  RecordItem item;
+  item.origin = (tag & kRelayed) != 0 ? in.origin() : sender;
+  item.seq = in.varint();
+  if (item.seq == 0 || item.seq > kTimeLimit) in.fail(FrameError::value);
+  item.subject = read_subject(in, (tag & kTerms) != 0);
+  const std::size_t count = (tag & kSeveral) != 0 ? in.count(kIntervalCap, 2) : 1;
+  if (count == 0) in.fail(FrameError::value);
+  item.set = read_set(in, count, frame);
+  return item;
+}
+
+HeartbeatItem read_heartbeat(Reader& in) {
+  HeartbeatItem item;
+  item.sent = in.time();
+  item.echo = in.time();
+  item.held.v = static_cast<std::int64_t>(in.upto(kTimeLimit));
+  item.head = in.upto(kTimeLimit);
+  item.receiver_incarnation = in.varint();
+  item.ack = in.upto(kTimeLimit);
+  return item;
+}
+
+NackItem read_nack(Reader& in) {
+  NackItem item;
+  item.origin = in.origin();
+  const std::size_t count = in.count(kRangesMax, 2);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t first = in.upto(kTimeLimit);
+    const std::uint64_t more = in.upto(kTimeLimit);
+    if (first == 0 || first + more > kTimeLimit) in.fail(FrameError::value);
+    item.ranges.push_back({first, first + more});
+  }
+  return item;
+}
+
+std::vector<VectorEntry> read_vector(Reader& in) {
+  std::vector<VectorEntry> entries(in.count(kVectorMax, 3));
+  for (VectorEntry& entry : entries) {
+    entry.origin = in.origin();
+    entry.upto = in.upto(kTimeLimit);
+  }
+  return entries;
+}
+
+std::vector<EntryItem> read_entries(Reader& in, Frame& frame) {
+  std::vector<EntryItem> entries(in.count(kEntriesMax, 21));
+  for (EntryItem& entry : entries) {
+    entry.subject = read_subject(in, true);
+    const std::size_t count = in.count(kIntervalCap, 2);
+    if (count == 0) in.fail(FrameError::value);
+    entry.set = read_set(in, count, frame);
+    if (in.error() != FrameError::none) break;
+  }
+  return entries;
+}
+
+ChunkItem read_chunk(Reader& in, Frame& frame) {
+  ChunkItem item;
+  item.from = in.upto(kTimeLimit - 1);
+  item.to = item.from + in.upto(kTimeLimit - item.from);
+  if (item.to == item.from) in.fail(FrameError::value);
+  item.entries = read_entries(in, frame);
+  return item;
+}
+
+CopyItem read_copy(Reader& in, bool last, Frame& frame) {
+  CopyItem item;
+  item.segment = static_cast<std::uint8_t>(in.upto(63));
+  item.part = static_cast<std::uint16_t>(in.upto(UINT16_MAX));
+  item.last = last;
+  item.vector = read_vector(in);
+  const std::size_t late = in.count(kVectorMax, 3);
+  for (std::size_t i = 0; i < late && in.more(); ++i) item.beyond.push_back(read_nack(in));
+  item.entries = read_entries(in, frame);
+  return item;
+}
+
+ClaimItem read_claim(Reader& in) {
+  ClaimItem item;
+  item.id = in.varint();
+  item.subject = read_subject(in, true);
+  item.hits.v = static_cast<std::int64_t>(in.upto(kTimeLimit));
+  if (item.hits.v == 0) in.fail(FrameError::value);
+  item.time = in.time();
+  return item;
+}
+
+void read_item(Reader& in, OriginId sender, Frame& frame) {
+  const unsigned tag = in.byte();
+  if (tag >= kRecord) {
+    frame.items.emplace_back(read_record(in, tag, sender, frame));
+    return;
+  }
+  switch (tag) {
+    case kHeartbeat:
+      frame.items.emplace_back(read_heartbeat(in));
+      break;
+    case kNack:
+      frame.items.emplace_back(read_nack(in));
+      break;
+    case kGone: {
+      const OriginId origin = in.origin();
+      frame.items.emplace_back(GoneItem{origin, in.upto(kTimeLimit)});
+      break;
+    }
+    case kVector:
+    case kVectorAnswer:
+      frame.items.emplace_back(VectorItem{tag == kVectorAnswer, read_vector(in)});
+      break;
+    case kDigest: {
+      const std::uint64_t low = in.word();
+      frame.items.emplace_back(DigestItem{low, in.word()});
+      break;
+    }
+    case kChunk:
+      frame.items.emplace_back(read_chunk(in, frame));
+      break;
+    case kCopyRequest:
+      frame.items.emplace_back(CopyRequestItem{in.word()});
+      break;
+    case kCopy:
+    case kCopyLast:
+      frame.items.emplace_back(read_copy(in, tag == kCopyLast, frame));
+      break;
+    case kClaim:
+      frame.items.emplace_back(read_claim(in));
+      break;
+    case kClaimAck:
+      frame.items.emplace_back(ClaimAckItem{in.varint()});
+      break;
+    case kClaimDone:
+      frame.items.emplace_back(ClaimDoneItem{in.varint()});
+      break;
+    default:
+      in.fail(FrameError::tag);
+  }
+}
+
+}  // namespace
+
+FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame) {
+  frame.items.clear();
+  frame.intervals.clear();
+  if (bytes.size() > kFrameMax) return FrameError::too_long;
+  Reader in(bytes);
+  const unsigned version = in.byte();
+  if (version != kFrameVersion) return in.error() != FrameError::none ? in.error() : FrameError::version;
+  frame.incarnation = in.varint();
+  const OriginId origin{sender, frame.incarnation};
+  while (in.more()) read_item(in, origin, frame);
+  if (in.error() != FrameError::none) frame.items.clear();
+  return in.error();
+}
+
+bool is_repair(std::span<const std::byte> frame) noexcept {
+  Reader in(frame);
+  in.byte();
+  in.varint();
+  const unsigned tag = in.more() ? in.byte() : unsigned{kHeartbeat};
+  return tag < kRecord && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
+}
+
+RecordName record_name(std::span<const std::byte> record, const OriginId& sender) {
+  Reader in(record);
+  const unsigned tag = in.byte();
+  const OriginId origin = (tag & kRelayed) != 0 ? in.origin() : sender;
+  return {origin, in.varint()};
+}
+
+FrameWriter::FrameWriter(std::uint64_t incarnation) {
+  byte(kFrameVersion);
+  varint(incarnation);
+  header_ = bytes_.size();
+}
+
+Bytes FrameWriter::take() {
+  assert(bytes_.size() <= kFrameMax);
+  return std::exchange(bytes_, {});
+}
+
+void FrameWriter::word(std::uint64_t value) {
+  for (unsigned i = 0; i < 8; ++i) byte(static_cast<unsigned>(value >> (8 * i)) & 0xff);
+}
+
+void FrameWriter::varint(std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) byte(0x80 | static_cast<unsigned>(value & 0x7f));
+  byte(static_cast<unsigned>(value));
+}
+
+void FrameWriter::origin(const OriginId& id) {
+  varint(id.node.v);
+  varint(id.incarnation);
+}
+
+void FrameWriter::subject(const Subject& subject) {
+  varint(subject.limiter.v);
+  varint(subject.version);
+  varint(subject.epoch);
+  word(subject.key.v);
+}
+
+void FrameWriter::set(std::span<const Interval> intervals) {
+  Nanos last{0};
+  for (const Interval& interval : intervals) {
+    if (&interval == intervals.data()) {
+      word(static_cast<std::uint64_t>(interval.start.v));
+    } else {
+      varint(static_cast<std::uint64_t>((interval.start - last).v));
+    }
+    varint(static_cast<std::uint64_t>(interval.count.v));
+    last = interval.start;
+  }
+}
+
+void FrameWriter::record(const OriginId& id, bool relayed, std::uint64_t seq, const Subject& about,
+                         std::span<const Interval> births) {
+  assert(!births.empty() && births.size() <= kIntervalCap);
+  const bool terms = about.version != 1 || about.epoch != 0;
+  const bool several = births.size() != 1;
+  byte(kRecord | (relayed ? kRelayed : 0u) | (terms ? kTerms : 0u) | (several ? kSeveral : 0u));
+  if (relayed) origin(id);
+  varint(seq);
+  varint(about.limiter.v);
+  if (terms) {
+    varint(about.version);
+    varint(about.epoch);
+  }
+  word(about.key.v);
+  if (several) varint(births.size());
+  set(births);
+}
+
+void FrameWriter::put(const HeartbeatItem& item) {
+  byte(kHeartbeat);
+  word(static_cast<std::uint64_t>(item.sent.v));
+  word(static_cast<std::uint64_t>(item.echo.v));
+  varint(static_cast<std::uint64_t>(item.held.v));
+  varint(item.head);
+  varint(item.receiver_incarnation);
+  varint(item.ack);
+}
+
+void FrameWriter::ranges(const NackItem& item) {
+  origin(item.origin);
+  varint(item.ranges.size());
+  for (const Range& range : item.ranges) {
+    varint(range.first);
+    varint(range.last - range.first);
+  }
+}
+
+void FrameWriter::put(const NackItem& item) {
+  byte(kNack);
+  ranges(item);
+}
+
+void FrameWriter::put(const GoneItem& item) {
+  byte(kGone);
+  origin(item.origin);
+  varint(item.upto);
+}
+
+void FrameWriter::vector(std::span<const VectorEntry> entries) {
+  varint(entries.size());
+  for (const VectorEntry& entry : entries) {
+    origin(entry.origin);
+    varint(entry.upto);
+  }
+}
+
+void FrameWriter::put(const VectorItem& item) {
+  byte(item.answer ? kVectorAnswer : kVector);
+  vector(item.entries);
+}
+
+void FrameWriter::put(const DigestItem& item) {
+  byte(kDigest);
+  word(item.low);
+  word(item.high);
+}
+
+void FrameWriter::put(const CopyRequestItem& item) {
+  byte(kCopyRequest);
+  word(item.segments);
+}
+
+void FrameWriter::put(const ClaimItem& item) {
+  byte(kClaim);
+  varint(item.id);
+  subject(item.subject);
+  varint(static_cast<std::uint64_t>(item.hits.v));
+  word(static_cast<std::uint64_t>(item.time.v));
+}
+
+void FrameWriter::put(const ClaimAckItem& item) {
+  byte(kClaimAck);
+  varint(item.id);
+}
+
+void FrameWriter::put(const ClaimDoneItem& item) {
+  byte(kClaimDone);
+  varint(item.id);
+}
+
+void FrameWriter::chunk(std::uint64_t from, std::uint64_t to, std::size_t entries) {
+  byte(kChunk);
+  varint(from);
+  varint(to - from);
+  varint(entries);
+}
+
+void FrameWriter::copy(std::uint8_t segment, std::uint16_t part, bool last, std::span<const VectorEntry> true_for,
+                       std::span<const NackItem> beyond, std::size_t entries) {
+  byte(last ? kCopyLast : kCopy);
+  varint(segment);
+  varint(part);
+  vector(true_for);
+  varint(beyond.size());
+  for (const NackItem& late : beyond) ranges(late);
+  varint(entries);
+}
+
+void FrameWriter::entry(const Subject& about, std::span<const Interval> births) {
+  subject(about);
+  varint(births.size());
+  set(births);
+}
+
+}  // namespace weir

@@ -1,0 +1,549 @@
+// replica: decisions, the push rule and records. See include/weir/replica.hpp.
+#include "weir/replica.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace weir {
+namespace {
+
+// Frames of records are closed at this size, well below kFrameMax: a record has at most 700 bytes.
+constexpr std::size_t kFrameTarget = 60'000;
+// Keys that wait for one frame; more go at once.
+constexpr std::size_t kDueMax = 4096;
+constexpr std::size_t kAgingMax = std::size_t{1} << 22;
+constexpr Nanos kSecond{1'000'000'000};
+// Over which arrivals are averaged: short where a burst must be noticed while it fills the bucket, long where records
+// come in lumps.
+constexpr Nanos kBurstPeriod{125'000'000};
+constexpr Nanos kRemotePeriod{1'000'000'000};
+
+}  // namespace
+
+Replica::Replica(const ReplicaConfig& config)
+    : config_(config),
+      self_{config.self, config.incarnation},
+      members_(config.members),
+      history_(self_, config.history) {
+  std::sort(members_.begin(), members_.end());
+  for (const NodeId node : config.neighbours) {
+    Peer peer;
+    peer.node = node;
+    peer.heard = config.start;
+    peers_.push_back(peer);
+  }
+  std::sort(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.node < b.node; });
+  relays_ = peers_.size() + 1 < members_.size();
+  digest_peer_ = static_cast<std::size_t>(config.seed);
+  measure();
+  // Timers of nodes that start together are spread over the interval.
+  const auto spread = static_cast<std::int64_t>(config.seed % 1000);
+  heartbeat_at_ = config.start + Nanos{config.heartbeat_interval.v / 1000 * spread};
+  sweep_at_ = config.start + kSecond;
+  if (config.joining && !peers_.empty()) {
+    heartbeat_at_ = config.start;
+    copy_.emplace();
+    copy_->deadline = config.start;
+  }
+}
+
+const Replica::Limiter* Replica::limiter(LimiterId id) const noexcept {
+  const auto at = std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; });
+  return at == limiters_.end() ? nullptr : &*at;
+}
+
+void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now, Effects& effects) {
+  assert(terms.policy.valid());
+  const Limiter* const had = limiter(id);
+  if (had == nullptr) {
+    limiters_.push_back({id, terms});
+    return;
+  }
+  if (terms.version <= had->terms.version) return;
+  const Limiter before = *had;
+  FrameWriter frame(self_.incarnation);
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    keys_.sweep(segment, [&](KeyState& state) {
+      if (state.limiter != id) return true;
+      if (!state.unsent.empty()) emit(before, state, now, frame);
+      if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
+      IntervalSet set = state.published.load();
+      set.change(before.terms.policy, terms.policy, now);
+      keys_.account(state.published.store(set));
+      state.tat = set.tat(terms.policy);
+      return true;
+    });
+  }
+  send_to_live(frame, Traffic::data, effects);
+  for (auto shadow = shadows_.begin(); shadow != shadows_.end();) {
+    shadow = shadow->first.first == id.v ? shadows_.erase(shadow) : std::next(shadow);
+  }
+  *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
+}
+
+void Replica::step(const Event& event, Nanos now, Effects& effects) {
+  if (const auto* const request = std::get_if<Ask>(&event)) {
+    ask(*request, now, effects);
+  } else if (const auto* const frame = std::get_if<Arrival>(&event)) {
+    arrival(*frame, now, effects);
+  } else if (const auto* const joined = std::get_if<Registered>(&event)) {
+    add_member(joined->node, now);
+  } else if (const auto* const left = std::get_if<Unregistered>(&event)) {
+    remove_member(left->node, now);
+  } else {
+    tick(now, effects);
+  }
+  if (flush_at_ <= now || due_.size() >= kDueMax) flush(now, effects);
+}
+
+Nanos Replica::wake() const noexcept {
+  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_});
+  if (copy_) next = std::min(next, copy_->deadline);
+  if (!aging_.empty()) next = std::min(next, aging_.front().first);
+  for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
+  return next;
+}
+
+bool Replica::quiet() const noexcept {
+  const bool complete = std::all_of(origins_.begin(), origins_.end(),
+                                    [](const Origin& origin) { return origin.complete() || origin.given_up; });
+  return due_.empty() && !copy_ && claims_.empty() && complete;
+}
+
+Held Replica::held() const {
+  Held held;
+  held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
+               aging_.size() * sizeof(aging_.front()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
+               tentative_.capacity() * sizeof(Tentative);
+  for (const auto& [key, shadow] : shadows_) {
+    held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
+  }
+  held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
+               limiters_.capacity() * sizeof(Limiter) + origins_.held();
+  return held;
+}
+
+IntervalSet Replica::published(LimiterId id, KeyHash key) const {
+  const KeyState* const state = const_cast<Keys&>(keys_).find(id, key);
+  return state == nullptr ? IntervalSet{} : state->published.load();
+}
+
+IntervalSet Replica::unsent(LimiterId id, KeyHash key) const {
+  const KeyState* const state = const_cast<Keys&>(keys_).find(id, key);
+  return state == nullptr ? IntervalSet{} : state->unsent.load();
+}
+
+// Deciding.
+
+std::int64_t Replica::share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept {
+  const Policy& policy = limiter.terms.policy;
+  const Tokens slack = Tat(state == nullptr ? Nanos{0} : state->tat).slack(policy, now);
+  const auto nodes = limiter.terms.partition == Partition::open ? live() : registered();
+  return std::max<std::int64_t>(1, slack.v / static_cast<std::int64_t>(nodes));
+}
+
+// Births that other nodes have probably admitted and that are not here yet. Whole tokens only: a fraction, rounded up,
+// would deny one token of a small limiter for ever.
+Tokens Replica::on_the_way(const KeyState& state, Nanos now) const noexcept {
+  if (delay_ < config_.long_delay) return {0};
+  const std::int64_t rate = std::min<std::int64_t>(state.remote_rate.per_second(now, kRemotePeriod).v, 1'000'000'000);
+  return {rate * (delay_.v / 1000) / 2 / 1'000'000};
+}
+
+bool Replica::admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const {
+  const ReplicatedTerms& terms = limiter.terms;
+  if (terms.partition == Partition::closed && 2 * live() <= registered()) return false;
+  if (hits > terms.policy.capacity) return false;
+  Tokens asked = hits + claimed_by_others(limiter.id, key);
+  if (state == nullptr) return asked <= terms.policy.capacity;
+  asked = asked + on_the_way(*state, now);
+  return asked <= terms.policy.capacity && Tat(state->tat).admits(terms.policy, asked, now);
+}
+
+void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
+  const Limiter* const asked = limiter(request.limiter);
+  if (asked == nullptr) {
+    ++stats_.refused;
+    effects.answers.push_back({request.ticket, false});
+    return;
+  }
+  const KeyState* const state = keys_.find(request.limiter, request.key);
+  if (!admits(*asked, state, request.key, request.hits, now)) {
+    effects.answers.push_back({request.ticket, false});
+    return;
+  }
+  const bool large = asked->terms.large_hits == LargeHits::claim && request.hits.v > share(*asked, state, now);
+  if (large && claim(*asked, request, now, effects)) return;
+  admit(*asked, request.key, request.hits, now);
+  effects.answers.push_back({request.ticket, true});
+}
+
+void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
+  const Policy& policy = limiter.terms.policy;
+  if (keys_.size() >= config_.max_keys && keys_.find(limiter.id, key) == nullptr) make_room(key, now);
+  KeyState& state = keys_.find_or_insert(limiter.id, key);
+  const bool first = state.unsent.empty();
+  const Birth birth{now, hits};
+  if (!state.unsent.append(policy, birth)) {
+    IntervalSet set = state.unsent.load();
+    if (set.size() == kIntervalCap) set.compact(policy, now);
+    [[maybe_unused]] const bool inserted = set.insert(policy, birth);  // the TAT was within a bucket of now
+    keys_.account(state.unsent.store(set));
+  }
+  state.tat = std::max(state.tat, now) + hits * policy.interval;
+  state.own_rate.count(hits, now, kBurstPeriod);
+  if (limiter.terms.partition == Partition::share) {
+    const Interval own{now, hits};
+    count_for_other_side(limiter, key, {&own, 1}, now);
+  }
+  if (first && limiter.terms.flush_after.v > 0 && aging_.size() < kAgingMax) {
+    aging_.emplace_back(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
+  }
+  push_if_due(limiter, state, now);
+}
+
+// Evicts from the key's segment what is expired, else the key of lowest level: it loses the least.
+void Replica::make_room(KeyHash key, Nanos now) {
+  const std::size_t segment = Keys::segment_of(key);
+  const std::size_t before = keys_.size();
+  keys_.sweep(segment, [&](KeyState& state) { return keep_key(state, now); });
+  if (keys_.size() < before) return;
+  const KeyState* least = nullptr;
+  keys_.for_each(segment, [&](const KeyState& state) {
+    if (least == nullptr || state.tat < least->tat) least = &state;
+  });
+  if (least == nullptr) return;  // another segment holds them all
+  ++stats_.evicted_keys;
+  keys_.erase(least->limiter, least->key);
+}
+
+// Partition::share. After k tokens admitted by this side of m of N nodes, the others are taken to have admitted
+// ceil(k * N / m) - k at the same times.
+void Replica::count_for_other_side(const Limiter& limiter, KeyHash key, std::span<const Interval> births, Nanos now) {
+  const auto members = static_cast<std::int64_t>(registered());
+  const auto here = static_cast<std::int64_t>(live());
+  if (here >= members) return;
+  const Policy& policy = limiter.terms.policy;
+  Shadow& shadow = shadows_[{limiter.id.v, key.v}];
+  IntervalSet set = shadow.set.load();
+  Tokens held{ceil_div(shadow.admitted.v * members, here) - shadow.admitted.v};
+  for (const Interval& birth : births) {
+    shadow.admitted = shadow.admitted + birth.count;
+    const Tokens wanted{ceil_div(shadow.admitted.v * members, here) - shadow.admitted.v};
+    if (wanted <= held) continue;
+    if (set.size() == kIntervalCap) set.compact(policy, now);
+    [[maybe_unused]] const bool inserted = set.insert(policy, {birth.start, wanted - held});
+    held = wanted;
+  }
+  shadow.set.store(set);
+  if (KeyState* const state = keys_.find(limiter.id, key)) state->tat = union_tat(limiter, *state);
+}
+
+void Replica::drop_shadows() {
+  const auto shadows = std::exchange(shadows_, {});
+  for (const auto& [key, shadow] : shadows) {
+    const Limiter* const its = limiter({key.first});
+    KeyState* const state = keys_.find({key.first}, {key.second});
+    if (its != nullptr && state != nullptr) state->tat = union_tat(*its, *state);
+  }
+}
+
+Nanos Replica::union_tat(const Limiter& limiter, const KeyState& state) const {
+  const Policy& policy = limiter.terms.policy;
+  const auto shadow = shadows_.empty() ? shadows_.end() : shadows_.find({limiter.id.v, state.key.v});
+  if (shadow == shadows_.end()) {
+    if (state.unsent.empty()) return state.published.tat(policy);
+    if (state.published.empty()) return state.unsent.tat(policy);
+    return state.all(policy).tat(policy);
+  }
+  IntervalSet set = state.all(policy);
+  [[maybe_unused]] const bool merged = set.merge(policy, shadow->second.set.load());
+  return set.tat(policy);
+}
+
+// Pushing.
+
+void Replica::push_if_due(const Limiter& limiter, KeyState& state, Nanos now) {
+  if (state.unsent.empty()) return;
+  if (state.unsent.weight().v < share(limiter, &state, now)) return;
+  // 3 % of the slack may fill while the key waits for company. What others admit shows only when they push: until then
+  // they are taken to admit as much as this node does.
+  const std::int64_t slack = Tat(state.tat).slack(limiter.terms.policy, now).v;
+  const std::int64_t own = state.own_rate.per_second(now, kBurstPeriod).v;
+  const std::int64_t seen = own + state.remote_rate.per_second(now, kRemotePeriod).v;
+  const std::int64_t rate = std::max({std::int64_t{1}, seen, own * static_cast<std::int64_t>(live())});
+  const std::int64_t wait = std::clamp<std::int64_t>(slack, 0, 1'000'000'000) * 30'000'000 / rate;
+  make_due(state, now + Nanos{std::min(wait, config_.coalesce_most.v)});
+}
+
+void Replica::make_due(KeyState& state, Nanos at) {
+  flush_at_ = std::min(flush_at_, at);
+  if (state.due) return;
+  state.due = true;
+  due_.emplace_back(state.limiter.v, state.key.v);
+}
+
+// `acked_peer` gets an acknowledgement of its claim in the same frame, so that it can't come before the births.
+void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::uint64_t claim) {
+  FrameWriter frame(self_.incarnation);
+  const auto due = std::exchange(due_, {});
+  flush_at_ = kNever;
+  for (const auto& [id, hash] : due) {
+    KeyState* const state = keys_.find({id}, {hash});
+    const Limiter* const its = limiter({id});
+    if (state == nullptr || its == nullptr) continue;
+    state->due = false;
+    if (state->unsent.empty()) continue;
+    emit(*its, *state, now, frame);
+    if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
+  }
+  if (acked_peer != nullptr) {
+    FrameWriter with_ack = frame;
+    with_ack.put(ClaimAckItem{claim});
+    send_to(acked_peer->node, with_ack, Traffic::data, effects);
+  }
+  if (frame.empty()) return;
+  const std::uint32_t index = effects.add_frame(frame.take());
+  for (const Peer& peer : peers_) {
+    if (peer.live && &peer != acked_peer) effects.sends.push_back({peer.node, index, Traffic::data});
+  }
+}
+
+// Numbers the unsent births of a key as one record, which is published from now on.
+void Replica::emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame) {
+  const IntervalSet births = state.unsent.load();
+  const Subject subject{limiter.id, limiter.terms.version, config_.epoch, state.key};
+  const std::uint64_t seq = history_.next();
+  const std::size_t before = frame.size();
+  frame.record(self_, false, seq, subject, births.intervals());
+  const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
+  history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
+  publish(limiter, state, births, now);
+  keys_.account(state.unsent.clear());
+  ++stats_.records_sent;
+  news(now);
+}
+
+void Replica::publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now) {
+  const Policy& policy = limiter.terms.policy;
+  IntervalSet set = state.published.load();
+  if (set.size() + births.size() > kIntervalCap) set.compact(policy, now);
+  [[maybe_unused]] const bool merged = set.merge(policy, births);
+  keys_.account(state.published.store(set));
+}
+
+// Forgetting.
+
+// False if nothing of the key can matter any more.
+bool Replica::keep_key(KeyState& state, Nanos now) {
+  const Limiter* const its = limiter(state.limiter);
+  if (its == nullptr) return false;
+  const Policy& policy = its->terms.policy;
+  IntervalSet published = state.published.load();
+  published.compact(policy, now);
+  keys_.account(state.published.store(published));
+  if (!state.unsent.empty() && state.unsent.oldest() < now - IntervalSet::horizon(policy)) {
+    // Forgetting it plainly would never limit who sits a little above the rate.
+    if (!published.empty()) {
+      make_due(state, now);
+    } else {
+      IntervalSet unsent = state.unsent.load();
+      const Tokens weight = unsent.weight();
+      unsent.compact(policy, now);
+      stats_.forgotten_births += static_cast<std::uint64_t>((weight - unsent.weight()).v);
+      keys_.account(state.unsent.store(unsent));
+    }
+  }
+  return !published.empty() || !state.unsent.empty();
+}
+
+void Replica::sweep(Nanos now) {
+  sweep_at_ = now + kSecond;
+  keys_.sweep(sweep_next_, [&](KeyState& state) { return keep_key(state, now); });
+  sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
+  while (!others_.empty() && Journal::older(others_.front(), now, config_.keep_others)) others_.pop_front();
+}
+
+// Receiving.
+
+void Replica::arrival(const Arrival& arrival, Nanos now, Effects& effects) {
+  Peer* const peer = find(arrival.from);
+  if (peer == nullptr) {
+    ++stats_.refused;
+    return;
+  }
+  Frame frame = std::exchange(frame_, {});
+  if (decode(arrival.frame, arrival.from, frame) != FrameError::none) {
+    ++stats_.malformed;
+  } else if (enroll(*peer, frame.incarnation, now)) {
+    peer->heard = now;
+    if (!peer->live) came_back(*peer, now, effects);
+    apply_items(*peer, frame, arrival.frame, now, effects);
+  } else {
+    ++stats_.refused;
+  }
+  frame_ = std::move(frame);
+}
+
+void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now,
+                          Effects& effects) {
+  bool parks = false;
+  if (relays_) relayed_.emplace(self_.incarnation);
+  for (const Item& item : frame.items) {
+    if (const auto* const record = std::get_if<RecordItem>(&item)) {
+      copy_ ? void(parks = true) : apply(peer, frame, *record, now);
+    } else if (const auto* const chunk = std::get_if<ChunkItem>(&item)) {
+      copy_ ? void(parks = true) : apply(peer, frame, *chunk, now, effects);
+    } else if (const auto* const beat = std::get_if<HeartbeatItem>(&item)) {
+      if (frame.incarnation == peer.incarnation) apply(peer, *beat, now);
+    } else if (const auto* const nack = std::get_if<NackItem>(&item)) {
+      apply(peer, *nack, effects);
+    } else if (const auto* const gone = std::get_if<GoneItem>(&item)) {
+      apply(peer, *gone, now, effects);
+    } else if (const auto* const vector = std::get_if<VectorItem>(&item)) {
+      apply(peer, *vector, now, effects);
+    } else if (const auto* const theirs = std::get_if<DigestItem>(&item)) {
+      const DigestItem mine = digest(now);
+      if (theirs->low != mine.low || theirs->high != mine.high) send_vector(peer, true, effects);
+    } else if (const auto* const request = std::get_if<CopyRequestItem>(&item)) {
+      apply(peer, *request, now, effects);
+    } else if (const auto* const copy = std::get_if<CopyItem>(&item)) {
+      apply(peer, frame, *copy, now, effects);
+    } else if (const auto* const claim = std::get_if<ClaimItem>(&item)) {
+      apply(peer, *claim, now, effects);
+    } else if (const auto* const ack = std::get_if<ClaimAckItem>(&item)) {
+      acknowledged(peer, ack->id, now, effects);
+    } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
+      done(peer, finished->id);
+    }
+  }
+  if (parks && parked_bytes_ + bytes.size() <= config_.max_parked) {
+    // What doesn't fit is not noted as seen, and so asked for again.
+    parked_.emplace_back(peer.node, Bytes(bytes.begin(), bytes.end()));
+    parked_bytes_ += bytes.size();
+  }
+  if (relayed_ && !relayed_->empty()) {
+    const std::uint32_t index = effects.add_frame(relayed_->take());
+    for (const Peer& other : peers_) {
+      if (other.live && other.node != peer.node) effects.sends.push_back({other.node, index, Traffic::data});
+    }
+  }
+  relayed_.reset();
+}
+
+// Whether a record is one that this node counts, if it wasn't seen before.
+bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
+  const Limiter* const its = limiter(item.subject.limiter);
+  const bool known = its != nullptr && item.subject.version <= its->terms.version &&
+                     item.subject.epoch == config_.epoch && item.subject.key.v != 0;
+  if (!known) {
+    ++stats_.refused;
+    return false;
+  }
+  const auto births = frame.set(item.set);
+  if (births.back().start > now + config_.future_bound) {
+    // Who only passes it on is not to blame.
+    if (item.origin.node == peer.node) peer.quarantined = true;
+    ++stats_.refused;
+    return false;
+  }
+  if (peer.quarantined && item.origin.node == peer.node) {
+    ++stats_.refused;
+    return false;
+  }
+  if (item.subject.version == its->terms.version && !IntervalSet::valid(its->terms.policy, births)) {
+    ++stats_.malformed;
+    return false;
+  }
+  return true;
+}
+
+void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
+  if (item.origin == self_) return;
+  Origin* origin = origins_.find(item.origin);
+  if (origin == nullptr) {
+    const bool belongs = std::binary_search(members_.begin(), members_.end(), item.origin.node);
+    const auto collected = collected_.find(item.origin.node.v);
+    if (!belongs || (collected != collected_.end() && item.origin.incarnation <= collected->second)) {
+      ++stats_.refused;
+      return;
+    }
+    origin = &run_of(item.origin, now);
+  }
+  if (origin->seen(item.seq)) {
+    ++stats_.duplicates;
+    return;
+  }
+  if (!acceptable(peer, frame, item, now)) return;
+  if (!origin->mark(item.seq)) return;
+  note(*origin, item.seq, peer.node, now, {0});
+
+  const Limiter& its = *limiter(item.subject.limiter);
+  const auto births = frame.set(item.set);
+  keep_for_others(item, births, now);
+  const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
+  if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
+  Subject subject = item.subject;
+  subject.limiter = its.id;
+  put_back(subject, births, now);
+  ++stats_.records_applied;
+  news(now);
+}
+
+// Counts published births of others (or, after a copy, own ones).
+void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now) {
+  const Limiter* const its = limiter(subject.limiter);
+  if (its == nullptr) return;
+  const Policy& policy = its->terms.policy;
+  IntervalSet set;
+  if (subject.version == its->terms.version) {
+    set = IntervalSet::from(births);
+    if (set.tat(policy) < now - IntervalSet::horizon(policy)) return;
+  } else {
+    // Births of an older version count at their receipt, at most a full bucket of them.
+    Tokens weight;
+    for (const Interval& interval : births) weight = {std::min(policy.capacity.v, weight.v + interval.count.v)};
+    if (!set.insert(policy, {now, weight})) return;
+  }
+  if (keys_.size() >= config_.max_keys && keys_.find(subject.limiter, subject.key) == nullptr) {
+    make_room(subject.key, now);
+  }
+  KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
+  publish(*its, state, set, now);
+  const Tokens weight = set.weight();
+  state.remote_rate.count(weight, now, kRemotePeriod);
+  state.tat = union_tat(*its, state);
+  if (its->terms.partition == Partition::share) count_for_other_side(*its, subject.key, set.intervals(), now);
+  push_if_due(*its, state, now);
+}
+
+void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now) {
+  FrameWriter writer(0);
+  const std::size_t before = writer.size();
+  writer.record(item.origin, true, item.seq, item.subject, births);
+  others_.append(now, writer.since(before));
+  while (others_.bytes() > config_.history.others_bytes ||
+         (!others_.empty() && Journal::older(others_.front(), now, config_.keep_others))) {
+    others_.pop_front();
+  }
+  if (relayed_) relayed_->raw(writer.since(before));
+}
+
+// Sending.
+
+void Replica::send_to(NodeId node, FrameWriter& frame, Traffic traffic, Effects& effects) {
+  if (frame.empty()) return;
+  effects.sends.push_back({node, effects.add_frame(frame.take()), traffic});
+  frame = FrameWriter(self_.incarnation);
+}
+
+void Replica::send_to_live(FrameWriter& frame, Traffic traffic, Effects& effects) {
+  if (frame.empty()) return;
+  const std::uint32_t index = effects.add_frame(frame.take());
+  frame = FrameWriter(self_.incarnation);
+  for (const Peer& peer : peers_) {
+    if (peer.live) effects.sends.push_back({peer.node, index, traffic});
+  }
+}
+
+}  // namespace weir

@@ -1,0 +1,235 @@
+// replica: signs of life, clocks and membership. See include/weir/replica.hpp.
+#include <algorithm>
+#include <cassert>
+
+#include "weir/replica.hpp"
+
+namespace weir {
+namespace {
+
+// How long the records of a run that ended may still come from others' logs, before the run is forgotten and refused.
+constexpr Nanos kKeepDead{30'000'000'000};
+
+}  // namespace
+
+Replica::Peer* Replica::find(NodeId node) noexcept {
+  const auto at = std::lower_bound(peers_.begin(), peers_.end(), node,
+                                   [](const Peer& peer, NodeId wanted) { return peer.node < wanted; });
+  return at != peers_.end() && at->node == node ? &*at : nullptr;
+}
+
+const Replica::Peer* Replica::find(NodeId node) const noexcept { return const_cast<Replica*>(this)->find(node); }
+
+std::optional<std::pair<Nanos, Nanos>> Replica::clock_of(NodeId node) const noexcept {
+  const Peer* const peer = find(node);
+  if (peer == nullptr || !peer->timed) return std::nullopt;
+  return std::pair{peer->offset, peer->round_trip};
+}
+
+// The entry of a run, made if there is none. All runs of a node but its last are over.
+Origin& Replica::run_of(const OriginId& id, Nanos now) {
+  origins_.add(id);
+  for (auto at = origins_.begin(); at != origins_.end(); ++at) {
+    const auto next = std::next(at);
+    const bool over = at->id.node == self_.node || (next != origins_.end() && next->id.node == at->id.node);
+    if (at->id.node == id.node && over) at->dead_since = std::min(at->dead_since, now);
+  }
+  return *origins_.find(id);
+}
+
+// Notes the run that a frame comes from. False for runs that are over and forgotten. Frames of the last run that come
+// late are welcome: their births are true.
+bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
+  const auto collected = collected_.find(peer.node.v);
+  if (collected != collected_.end() && incarnation <= collected->second) return false;
+  if (incarnation <= peer.incarnation) return true;
+  const bool restarted = peer.incarnation != 0;
+  peer.incarnation = incarnation;
+  run_of({peer.node, incarnation}, now);
+  if (restarted) {
+    // It knows nothing of what its last run had, and will copy it.
+    peer.acked = 0;
+    peer.behind = false;
+    peer.quarantined = false;
+    peer.timed = false;
+    peer.echo = {0};
+    news(now, true);
+  }
+  return true;
+}
+
+void Replica::tick(Nanos now, Effects& effects) {
+  if (now >= heartbeat_at_) {
+    check_life(now);
+    heartbeats(now, effects);
+    forget_history();
+    collect(now);
+  }
+  if (now >= sweep_at_) sweep(now);
+  for (; !aging_.empty() && aging_.front().first <= now; aging_.pop_front()) {
+    const auto [id, hash] = aging_.front().second;
+    KeyState* const state = keys_.find({id}, {hash});
+    if (state != nullptr && !state->unsent.empty()) make_due(*state, now);
+  }
+  if (now >= repair_at_) repair(now, effects);
+  if (now >= digest_at_) send_digest(now, effects);
+  if (copy_ && now >= copy_->deadline) ask_for_copy(now, effects);
+  expire_claims(now, effects);
+}
+
+// To all neighbours, those that are away too: it is how they are found again.
+void Replica::heartbeats(Nanos now, Effects& effects) {
+  while (heartbeat_at_ <= now) heartbeat_at_ = heartbeat_at_ + config_.heartbeat_interval;
+  for (const Peer& peer : peers_) {
+    HeartbeatItem beat;
+    beat.sent = now;
+    beat.echo = peer.echo;
+    beat.held = peer.echo.v == 0 ? Nanos{0} : now - peer.echo_at;
+    beat.head = history_.head();
+    beat.receiver_incarnation = peer.incarnation;
+    const Origin* const theirs = origins_.find({peer.node, peer.incarnation});
+    beat.ack = theirs == nullptr ? 0 : theirs->upto;
+    FrameWriter frame(self_.incarnation);
+    frame.put(beat);
+    send_to(peer.node, frame, Traffic::heartbeat, effects);
+  }
+}
+
+void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
+  if (item.sent < peer.echo) return;  // an older one that was overtaken
+  peer.echo = item.sent;
+  peer.echo_at = now;
+  if (item.receiver_incarnation == self_.incarnation) {
+    peer.acked = item.ack;
+    if (peer.live && peer.behind && peer.acked >= peer.caught) peer.behind = false;
+    if (item.echo.v != 0 && item.held.v <= (now - item.echo).v) {
+      // Four time stamps, as in NTP (RFC 5905): the round trip less the time it was held, the offset if both ways took
+      // the same time.
+      const Nanos trip = now - item.echo - item.held;
+      const Nanos offset{(item.sent - now).v + trip.v / 2};
+      const auto smooth = [&](Nanos& mean, Nanos value) {
+        mean = peer.timed ? Nanos{mean.v + (value - mean).v / 8} : value;
+      };
+      smooth(peer.round_trip, trip);
+      smooth(peer.offset, offset);
+      peer.timed = true;
+      measure();
+      if (peer.quarantined && peer.offset < config_.future_bound) peer.quarantined = false;
+    }
+  }
+  if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
+    const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
+    note(*origin, item.head, peer.node, now, patience);
+  }
+}
+
+void Replica::measure() noexcept {
+  std::int64_t sum = 0;
+  std::int64_t timed = 0;
+  std::size_t away = 0;
+  for (const Peer& peer : peers_) {
+    if (!peer.live) ++away;
+    if (!peer.live || !peer.timed) continue;
+    sum += peer.round_trip.v / 2;
+    ++timed;
+  }
+  delay_ = {timed == 0 ? 0 : sum / timed};
+  live_ = std::max<std::size_t>(1, members_.size() - away);
+}
+
+void Replica::check_life(Nanos now) {
+  for (Peer& peer : peers_) {
+    if (peer.live && now - peer.heard > config_.peer_timeout) went_away(peer, now);
+  }
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].live && now - peers_[i].away_since > config_.forget_after) {
+      remove_member(peers_[i].node, now);
+      --i;
+    }
+  }
+}
+
+void Replica::went_away(Peer& peer, Nanos now) {
+  ++stats_.absences;
+  history_.pin(peer.acked);
+  history_.begin_piece();
+  peer.live = false;
+  peer.behind = true;
+  peer.away_since = now;
+  measure();
+  for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
+  news(now, true);
+}
+
+void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
+  peer.live = true;
+  peer.away_since = kNever;
+  // Its piece ends here: what comes now it gets record by record.
+  peer.caught = history_.head();
+  const bool others_away = std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.live; });
+  others_away ? history_.begin_piece() : history_.end_piece();
+  measure();
+  if (live_ == members_.size()) drop_shadows();
+  send_vector(peer, true, effects);
+  news(now, true);
+}
+
+void Replica::add_member(NodeId node, Nanos now) {
+  if (node == self_.node || std::binary_search(members_.begin(), members_.end(), node)) return;
+  members_.insert(std::lower_bound(members_.begin(), members_.end(), node), node);
+  Peer peer;
+  peer.node = node;
+  peer.heard = now;
+  peers_.insert(std::lower_bound(peers_.begin(), peers_.end(), node,
+                                 [](const Peer& has, NodeId wanted) { return has.node < wanted; }),
+                peer);
+  measure();
+  heartbeat_at_ = std::min(heartbeat_at_, now);
+}
+
+void Replica::remove_member(NodeId node, Nanos now) {
+  std::erase(members_, node);
+  std::erase_if(peers_, [&](const Peer& peer) { return peer.node == node; });
+  for (Origin& origin : origins_) {
+    if (origin.id.node == node) origin.dead_since = std::min(origin.dead_since, now);
+  }
+  for (Claim& claim : claims_) std::erase(claim.waiting, node);
+  std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
+  measure();
+  if (live_ == members_.size()) drop_shadows();
+  forget_history();
+}
+
+// What everyone has, nobody asks for again.
+void Replica::forget_history() {
+  std::uint64_t live = history_.head();
+  std::uint64_t away = UINT64_MAX;
+  bool any_away = false;
+  for (const Peer& peer : peers_) {
+    if (peer.live) live = std::min(live, peer.acked);
+    if (peer.behind) away = std::min(away, peer.acked);
+    any_away = any_away || !peer.live;
+  }
+  if (!any_away) history_.end_piece();
+  history_.forget(live, away);
+}
+
+// Runs that are over are forgotten, and refused from then on.
+void Replica::collect(Nanos now) {
+  std::vector<OriginId> over;
+  for (const Origin& origin : origins_) {
+    if (origin.dead_since != kNever && now - origin.dead_since > kKeepDead) over.push_back(origin.id);
+  }
+  for (const OriginId& id : over) {
+    auto& upto = collected_[id.node.v];
+    upto = std::max(upto, id.incarnation);
+    origins_.erase(id);
+  }
+  // Of nodes that don't belong here nothing is accepted anyway.
+  if (over.empty()) return;
+  std::erase_if(collected_, [&](const auto& entry) {
+    return !std::binary_search(members_.begin(), members_.end(), NodeId{entry.first});
+  });
+}
+
+}  // namespace weir

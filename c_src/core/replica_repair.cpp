@@ -1,0 +1,544 @@
+// replica: gaps, vectors, chunks and state copies. See include/weir/replica.hpp.
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "weir/replica.hpp"
+#include "weir/siphash.hpp"
+
+namespace weir {
+namespace {
+
+constexpr std::size_t kFrameTarget = 60'000;
+// A quiet of so many gossip intervals after the last news, then digests: while news comes, gaps show by themselves.
+constexpr std::int64_t kQuietIntervals = 4;
+constexpr std::uint32_t kDigests = 1;
+constexpr std::uint32_t kUrgentDigests = 3;  // after a member came or went: its last records may have reached only some
+// The last records of a run that ended may have reached only some; after this they are left at that. Well below
+// kKeepDead.
+constexpr Nanos kDeadInDigests{10'000'000'000};
+constexpr std::int64_t kAskAgain = 50'000'000;
+constexpr std::int64_t kAskAgainMost = 2'000'000'000;
+// Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
+constexpr std::uint32_t kAskMost = 16;
+constexpr std::uint32_t kCopyAttempts = 12;
+constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
+
+}  // namespace
+
+bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
+  for (const VectorEntry& entry : upto) {
+    if (entry.origin == origin && seq <= entry.upto) return true;
+  }
+  return std::any_of(beyond.begin(), beyond.end(),
+                     [&](const NackItem& late) { return late.origin == origin && contains(late.ranges, seq); });
+}
+
+bool Replica::Floor::operator==(const Floor& other) const noexcept {
+  return upto == other.upto &&
+         std::equal(beyond.begin(), beyond.end(), other.beyond.begin(), other.beyond.end(),
+                    [](const NackItem& x, const NackItem& y) { return x.origin == y.origin && x.ranges == y.ranges; });
+}
+
+// Records up to `known` exist; `via` has them. Asked for after a moment, as they may only have been overtaken.
+void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience) {
+  if (known >= origin.known) {
+    origin.known = known;
+    origin.via = via;
+  }
+  if (origin.complete()) {
+    origin.repair_at = kNever;
+    origin.attempts = 0;
+    return;
+  }
+  origin.given_up = false;
+  const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
+  origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
+  repair_at_ = std::min(repair_at_, origin.repair_at);
+}
+
+// The origin itself, if it can be reached. One that was just lost from sight may come back with all it has; after that
+// who told of the records, then everyone in turn.
+Replica::Peer* Replica::whom_to_ask(const Origin& origin, Nanos now) {
+  Peer* const itself = find(origin.id.node);
+  if (itself != nullptr && itself->incarnation == origin.id.incarnation) {
+    if (itself->live) return itself;
+    if (now - itself->away_since < config_.peer_timeout) return nullptr;
+  }
+  Peer* const via = find(origin.via);
+  if (via != nullptr && via->live && origin.attempts < 3) return via;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[(i + origin.attempts) % peers_.size()];
+    if (peer.live) return &peer;
+  }
+  return nullptr;
+}
+
+void Replica::repair(Nanos now, Effects& effects) {
+  repair_at_ = kNever;
+  for (Origin& origin : origins_) {
+    if (origin.complete()) origin.repair_at = kNever;
+    const Peer* const itself = find(origin.id.node);
+    const bool reachable = itself != nullptr && itself->live && itself->incarnation == origin.id.incarnation;
+    if (origin.repair_at <= now && origin.attempts >= kAskMost && !reachable) {
+      origin.given_up = true;
+      origin.attempts = 0;  // what is heard of it later begins anew
+      origin.repair_at = kNever;
+    }
+    if (origin.repair_at <= now) {
+      const Peer* const peer = copy_ ? nullptr : whom_to_ask(origin, now);
+      if (peer != nullptr) {
+        FrameWriter frame(self_.incarnation);
+        frame.put(NackItem{origin.id, origin.missing()});
+        send_to(peer->node, frame, Traffic::repair, effects);
+        ++stats_.nacks;
+      }
+      ++origin.attempts;
+      const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts, 5u);
+      origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
+    }
+    repair_at_ = std::min(repair_at_, origin.repair_at);
+  }
+}
+
+void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
+  FrameWriter frame(self_.incarnation);
+  if (item.origin == self_) {
+    for (const Range& range : item.ranges) supply(peer, range.first - 1, range.last, frame, effects);
+    send_to(peer.node, frame, Traffic::repair, effects);
+    return;
+  }
+  const Origin* const origin = origins_.find(item.origin);
+  if (origin == nullptr || item.ranges.empty()) return;
+  bool found = false;
+  others_.for_each([&](const Journal::Entry& entry) {
+    const RecordName name = record_name(entry.bytes, self_);
+    if (name.origin != item.origin || !contains(item.ranges, name.seq)) return;
+    found = true;
+    frame.raw(entry.bytes);
+    ++stats_.repaired;
+    if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
+  });
+  if (!found && origin->upto >= item.ranges.front().first) frame.put(GoneItem{item.origin, origin->upto});
+  send_to(peer.node, frame, Traffic::repair, effects);
+}
+
+// Own records after `from`, up to `to` or a little further: one by one, or as the chunk that starts where they end.
+void Replica::supply(const Peer& peer, std::uint64_t from, std::uint64_t to, FrameWriter& frame, Effects& effects) {
+  std::vector<std::pair<std::uint64_t, std::span<const std::byte>>> records;
+  history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) {
+    if (seq > from && seq <= to) records.emplace_back(seq, record);
+  });
+  auto next = records.begin();
+  to = std::min(to, history_.head());
+  for (std::uint64_t at = from; at < to; ++stats_.repaired) {
+    if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
+    while (next != records.end() && next->first <= at) ++next;
+    // Who lacks a part of a chunk only can't take the whole.
+    const bool single = next != records.end() && next->first == at + 1;
+    if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
+      FrameWriter chunk(self_.incarnation);
+      chunk.chunk(piece->from, piece->to, piece->entries.size());
+      for (const auto& [key, entry] : piece->entries) chunk.entry(entry.first, entry.second.load().intervals());
+      if (chunk.size() <= kFrameMax) {
+        send_to(peer.node, chunk, Traffic::repair, effects);
+        at = piece->to;
+        continue;
+      }
+    }
+    if (!single) {
+      frame.put(GoneItem{self_, history_.head()});
+      return;
+    }
+    frame.raw(next->second);
+    at = next->first;
+  }
+}
+
+void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
+  Origin* const origin = origins_.find(item.origin);
+  if (origin == nullptr || origin->upto >= item.upto) return;
+  note(*origin, item.upto, peer.node, now, {0});
+  start_copy(peer.node, now, effects);
+}
+
+// Vectors and digests.
+
+std::vector<VectorEntry> Replica::vector() const {
+  std::vector<VectorEntry> entries;
+  entries.reserve(origins_.size() + 1);
+  for (const Origin& origin : origins_) entries.push_back({origin.id, origin.upto});
+  entries.insert(std::lower_bound(entries.begin(), entries.end(), self_,
+                                  [](const VectorEntry& entry, const OriginId& id) { return entry.origin < id; }),
+                 {self_, history_.head()});
+  return entries;
+}
+
+void Replica::send_vector(const Peer& peer, bool answer, Effects& effects) {
+  FrameWriter frame(self_.incarnation);
+  frame.put(VectorItem{answer, vector()});
+  send_to(peer.node, frame, Traffic::repair, effects);
+}
+
+void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
+  for (const VectorEntry& entry : item.entries) {
+    if (entry.origin == self_) {
+      peer.acked = entry.upto;
+      if (!peer.behind) continue;
+      FrameWriter frame(self_.incarnation);
+      supply(peer, entry.upto, peer.caught, frame, effects);
+      send_to(peer.node, frame, Traffic::repair, effects);
+      continue;
+    }
+    Origin* origin = origins_.find(entry.origin);
+    if (origin == nullptr) {
+      const auto collected = collected_.find(entry.origin.node.v);
+      const bool over = collected != collected_.end() && entry.origin.incarnation <= collected->second;
+      if (over || !std::binary_search(members_.begin(), members_.end(), entry.origin.node)) continue;
+      origin = &run_of(entry.origin, now);
+    }
+    // What is ahead may be on its way here too.
+    if (entry.upto > origin->upto) note(*origin, entry.upto, peer.node, now, {2 * delay_.v + config_.coalesce_most.v});
+  }
+  if (item.answer) send_vector(peer, false, effects);
+}
+
+// A hash of the vector, without the runs that have been over for long: nodes forget these at different times.
+DigestItem Replica::digest(Nanos now) const {
+  std::vector<std::uint8_t> bytes;
+  bytes.reserve((origins_.size() + 1) * 24);
+  const auto add = [&](std::uint64_t value) {
+    for (unsigned i = 0; i < 8; ++i) bytes.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+  };
+  for (const VectorEntry& entry : vector()) {
+    const auto& id = entry.origin;
+    const Origin* const origin = const_cast<Origins&>(origins_).find(id);
+    if (entry.upto == 0 || (origin != nullptr && origin->dead_since < now - kDeadInDigests)) continue;
+    add(id.node.v);
+    add(id.incarnation);
+    add(entry.upto);
+  }
+  // Two keys make 16 bytes of it; they are no secret.
+  return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
+}
+
+void Replica::news(Nanos now, bool of_members) noexcept {
+  if (of_members) {
+    digest_at_ = now + config_.gossip_interval;
+    digests_left_ = kUrgentDigests;
+    digest_urgent_ = true;
+  } else if (!digest_urgent_) {
+    digest_at_ = now + Nanos{config_.gossip_interval.v * kQuietIntervals};
+    digests_left_ = kDigests;
+  }
+}
+
+void Replica::send_digest(Nanos now, Effects& effects) {
+  --digests_left_;
+  digest_at_ = digests_left_ == 0 ? kNever : now + config_.gossip_interval;
+  digest_urgent_ = digest_urgent_ && digests_left_ != 0;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const Peer& peer = peers_[++digest_peer_ % peers_.size()];
+    if (!peer.live) continue;
+    FrameWriter frame(self_.incarnation);
+    frame.put(digest(now));
+    send_to(peer.node, frame, Traffic::repair, effects);
+    return;
+  }
+}
+
+// Chunks: applied whole, and only where the vector stands exactly at the start.
+
+void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects) {
+  const OriginId id{peer.node, frame.incarnation};
+  Origin& origin = run_of(id, now);
+  if (origin.upto >= item.to) {
+    ++stats_.duplicates;
+    return;
+  }
+  if (origin.upto < item.from) {
+    note(origin, item.to, peer.node, now, {0});
+    return;
+  }
+  const auto inside = [&](const Range& range) { return range.first <= item.to; };
+  const auto half_covered = [&](const auto& floor) {
+    return floor.second.covers(id, item.from + 1) && !floor.second.covers(id, item.to);
+  };
+  if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
+      std::any_of(floors_.begin(), floors_.end(), half_covered)) {
+    start_copy(peer.node, now, effects);
+    return;
+  }
+  const auto ahead = [&](const EntryItem& entry) {
+    return frame.set(entry.set).back().start > now + config_.future_bound;
+  };
+  if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
+    peer.quarantined = true;
+    ++stats_.refused;
+    return;
+  }
+  for (const EntryItem& entry : item.entries) {
+    const Limiter* const its = limiter(entry.subject.limiter);
+    const auto births = frame.set(entry.set);
+    if (its == nullptr || entry.subject.key.v == 0 || !IntervalSet::valid(its->terms.policy, births)) {
+      ++stats_.malformed;
+      continue;
+    }
+    const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
+    if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
+    put_back(entry.subject, births, now);
+  }
+  origin.advance(item.to);
+  note(origin, item.to, peer.node, now, {0});
+  ++stats_.chunks_applied;
+  news(now);
+}
+
+// State copies. All segments are collected, then they replace what is published here, and own births that the donor had
+// not seen are added again.
+
+void Replica::start_copy(NodeId donor, Nanos now, Effects& effects) {
+  if (copy_) return;
+  copy_.emplace();
+  copy_->donor = donor;
+  ask_for_copy(now, effects);
+}
+
+void Replica::ask_for_copy(Nanos now, Effects& effects) {
+  Copying& copy = *copy_;
+  if (copy.attempts >= kCopyAttempts) {
+    // Nobody can give one: the node goes on with what it has; gaps will show again.
+    copy_.reset();
+    config_.joining = false;
+    unpark(now, effects);
+    return;
+  }
+  // The donor that was named first, then every live peer in turn.
+  const Peer* chosen = copy.attempts == 0 ? find(copy.donor) : nullptr;
+  for (std::size_t i = 0; i < peers_.size() && chosen == nullptr; ++i) {
+    const Peer& peer = peers_[(i + copy.attempts + config_.seed) % peers_.size()];
+    if (peer.live) chosen = &peer;
+  }
+  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * delay_.v) << std::min(copy.attempts, 3u);
+  copy.deadline = now + Nanos{wait};
+  ++copy.attempts;
+  if (chosen == nullptr) return;
+  copy.donor = chosen->node;
+  FrameWriter frame(self_.incarnation);
+  frame.put(CopyRequestItem{copy.wanted});
+  send_to(chosen->node, frame, Traffic::repair, effects);
+}
+
+void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects) {
+  // A node that has nothing yet, or stands between vectors, is no donor; it will be asked again, or another. One that
+  // waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
+  // would wait for each other.)
+  if ((copy_ && config_.joining) || !floors_.empty()) return;
+  const std::vector<VectorEntry> stands = vector();
+  std::vector<NackItem> beyond;
+  for (const Origin& origin : origins_) {
+    if (!origin.beyond.empty()) beyond.push_back({origin.id, origin.beyond});
+  }
+  // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
+  if (std::any_of(beyond.begin(), beyond.end(), [](const NackItem& late) { return late.ranges.size() > kRangesMax; })) {
+    return;
+  }
+  FrameWriter frame(self_.incarnation);
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    if ((item.segments >> segment & 1) == 0) continue;
+    std::vector<std::pair<Subject, IntervalSet>> entries;
+    keys_.for_each(segment, [&](const KeyState& state) {
+      const Limiter* const its = limiter(state.limiter);
+      if (its == nullptr || state.published.empty()) return;
+      IntervalSet set = state.published.load();
+      set.compact(its->terms.policy, now);
+      if (!set.empty()) entries.emplace_back(Subject{state.limiter, its->terms.version, config_.epoch, state.key}, set);
+    });
+    std::size_t at = 0;
+    for (std::uint16_t part = 0; part == 0 || at < entries.size(); ++part) {
+      const std::size_t count = std::min(kPartEntries, entries.size() - at);
+      FrameWriter one(self_.incarnation);
+      const std::size_t header = one.size();
+      one.copy(static_cast<std::uint8_t>(segment), part, at + count == entries.size(), stands, beyond, count);
+      for (std::size_t i = at; i < at + count; ++i) one.entry(entries[i].first, entries[i].second.intervals());
+      at += count;
+      if (frame.size() + one.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
+      frame.raw(one.since(header));
+    }
+  }
+  send_to(peer.node, frame, Traffic::repair, effects);
+}
+
+void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects) {
+  const std::uint64_t bit = std::uint64_t{1} << item.segment;
+  if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
+  auto& parts = copy_->parts[item.segment];
+  if (item.part == 0) parts.clear();
+  // Out of turn, or of another answer: the segment will be asked for again.
+  if (item.part != parts.size() || (!parts.empty() && parts.front().item.vector != item.vector)) return;
+  CopyPart part{item, {}};
+  for (EntryItem& entry : part.item.entries) {
+    const auto births = frame.set(entry.set);
+    entry.set.first = static_cast<std::uint32_t>(part.intervals.size());
+    part.intervals.insert(part.intervals.end(), births.begin(), births.end());
+  }
+  parts.push_back(std::move(part));
+  if (!item.last) return;
+  copy_->wanted &= ~bit;
+  if (copy_->wanted == 0) finish_copy(now, effects);
+}
+
+void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now) {
+  keys_.sweep(segment, [&](KeyState& state) {
+    keys_.account(state.published.clear());
+    return true;
+  });
+  for (const CopyPart& part : parts) {
+    for (const EntryItem& entry : part.item.entries) {
+      const Limiter* const its = limiter(entry.subject.limiter);
+      const bool fits = its != nullptr && entry.subject.key.v != 0 && Keys::segment_of(entry.subject.key) == segment &&
+                        IntervalSet::valid(its->terms.policy, part.set(entry.set));
+      fits ? put_back(entry.subject, part.set(entry.set), now) : void(++stats_.malformed);
+    }
+  }
+}
+
+// Own published births that a floor doesn't cover, of one segment or of all.
+void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now) {
+  const auto wanted = [&](KeyHash key) { return !segment || Keys::segment_of(key) == *segment; };
+  std::map<std::uint64_t, std::span<const std::byte>> records;
+  history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace(seq, record); });
+  for (std::uint64_t at = 0; at < history_.head();) {
+    if (floor.covers(self_, at + 1)) {
+      ++at;
+      continue;
+    }
+    // A piece of which the floor covers a part can't be told from that part.
+    const Piece* const piece = history_.piece_from(at);
+    bool whole = piece != nullptr;
+    for (std::uint64_t seq = at + 1; whole && seq <= piece->to; ++seq) whole = !floor.covers(self_, seq);
+    if (whole) {
+      for (const auto& [key, entry] : piece->entries) {
+        if (wanted(entry.first.key)) put_back(entry.first, entry.second.load().intervals(), now);
+      }
+      at = piece->to;
+      continue;
+    }
+    ++at;
+    const auto record = records.find(at);
+    if (record == records.end()) {
+      ++stats_.lost_own_records;
+      continue;
+    }
+    FrameWriter writer(self_.incarnation);
+    writer.raw(record->second);
+    Frame own;
+    [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, own);
+    assert(error == FrameError::none);
+    const auto& item = std::get<RecordItem>(own.items.front());
+    if (wanted(item.subject.key)) put_back(item.subject, own.set(item.set), now);
+  }
+}
+
+// From now on the vector says what the copy is true for.
+void Replica::stand_at(const Floor& floor, Nanos now) {
+  std::vector<OriginId> unknown;
+  for (Origin& origin : origins_) {
+    const auto says = std::find_if(floor.upto.begin(), floor.upto.end(),
+                                   [&](const VectorEntry& entry) { return entry.origin == origin.id; });
+    // The donor has forgotten a run that is over: its births are in the copy, and it is refused from now on.
+    if (says == floor.upto.end() && origin.dead_since != kNever) unknown.push_back(origin.id);
+    origin.upto = 0;
+    origin.beyond.clear();
+  }
+  for (const OriginId& id : unknown) {
+    auto& collected = collected_[id.node.v];
+    collected = std::max(collected, id.incarnation);
+    origins_.erase(id);
+  }
+  for (const VectorEntry& entry : floor.upto) {
+    if (entry.origin == self_) continue;
+    const auto collected = collected_.find(entry.origin.node.v);
+    if (collected != collected_.end() && entry.origin.incarnation <= collected->second) continue;
+    run_of(entry.origin, now).advance(entry.upto);
+  }
+  for (const NackItem& late : floor.beyond) {
+    Origin* const origin = origins_.find(late.origin);
+    if (origin == nullptr) continue;
+    for (const Range& range : late.ranges) {
+      for (std::uint64_t seq = range.first; seq <= range.last; ++seq) origin->mark(seq);
+    }
+  }
+}
+
+void Replica::finish_copy(Nanos now, Effects& effects) {
+  const Copying copy = std::move(*copy_);
+  copy_.reset();
+  config_.joining = false;
+  floors_.clear();
+  std::map<std::uint8_t, Floor> floors;
+  bool alike = true;
+  for (const auto& [segment, parts] : copy.parts) {
+    replace_segment(segment, parts, now);
+    floors[segment] = {parts.front().item.vector, parts.front().item.beyond};
+    alike = alike && floors[segment] == floors.begin()->second;
+  }
+  if (alike) {
+    add_own_births(floors.begin()->second, std::nullopt, now);
+    stand_at(floors.begin()->second, now);
+  } else {
+    // The vector stands where all segments do; what single segments have beyond that is kept as their floor.
+    Floor least = floors.begin()->second;
+    least.beyond.clear();
+    for (const auto& [segment, floor] : floors) {
+      add_own_births(floor, segment, now);
+      for (VectorEntry& entry : least.upto) {
+        const auto same = std::find_if(floor.upto.begin(), floor.upto.end(),
+                                       [&](const VectorEntry& other) { return other.origin == entry.origin; });
+        entry.upto = same == floor.upto.end() ? 0 : std::min(entry.upto, same->upto);
+      }
+    }
+    stand_at(least, now);
+    floors_ = std::move(floors);
+  }
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    keys_.sweep(segment, [&](KeyState& state) {
+      if (const Limiter* const its = limiter(state.limiter)) state.tat = union_tat(*its, state);
+      return !state.published.empty() || !state.unsent.empty();
+    });
+  }
+  for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
+  ++stats_.copies;
+  drop_floors();
+  unpark(now, effects);
+  news(now, true);
+}
+
+void Replica::drop_floors() {
+  std::erase_if(floors_, [&](const auto& entry) {
+    const Floor& floor = entry.second;
+    return floor.beyond.empty() && std::all_of(floor.upto.begin(), floor.upto.end(), [&](const VectorEntry& says) {
+             if (says.origin == self_) return true;
+             const Origin* const origin = origins_.find(says.origin);
+             return origin == nullptr || origin->upto >= says.upto;
+           });
+  });
+}
+
+// Records and chunks that came while a copy was under way.
+void Replica::unpark(Nanos now, Effects& effects) {
+  const auto parked = std::exchange(parked_, {});
+  parked_bytes_ = 0;
+  Frame frame;
+  for (const auto& [node, bytes] : parked) {
+    Peer* const peer = find(node);
+    if (peer == nullptr || decode(bytes, node, frame) != FrameError::none) continue;
+    for (const Item& item : frame.items) {
+      if (copy_) break;  // a chunk that doesn't fit began another one; what is left will be asked for
+      if (const auto* const record = std::get_if<RecordItem>(&item)) apply(*peer, frame, *record, now);
+      if (const auto* const chunk = std::get_if<ChunkItem>(&item)) apply(*peer, frame, *chunk, now, effects);
+    }
+  }
+}
+
+}  // namespace weir

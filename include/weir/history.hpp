@@ -1,0 +1,137 @@
+// history: the records that a node can still hand out: logs in encoded form, and chunks for peers that are away.
+//
+//   Journal   encoded records one after the other, oldest first: [when:u16 length:u16 bytes]*, in one block.
+//
+//   History   a node's own records:
+//
+//             log      the last ones, one by one, until all live peers have them            <= kLogMax bytes
+//             pinned   those in the log when a peer went away, of which it may lack some    <= kPinnedMax bytes
+//             pieces   births emitted while any peer was away, folded by key; a new piece   <= kPieceKeysMax keys each,
+//                      begins when another peer goes, or one comes back                        kPiecesMax pieces
+//
+//     seq  ....|...pinned...|...........piece 1...........|......piece 2......|  head
+//              acked by A    A goes away                   B goes away
+//
+//   A piece is one *chunk*: applied whole, and only by a receiver whose vector stands exactly at its start. What grows
+//   past a limit is dropped; who needs it learns that it is gone, and takes a copy of the state.
+//
+// Thread safety: none. Complexity: appending constant; look-ups linear in the journal (repair only).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "weir/frame.hpp"
+#include "weir/keys.hpp"
+#include "weir/machine.hpp"
+#include "weir/units.hpp"
+
+namespace weir {
+
+struct HistoryLimits {
+  std::size_t log_bytes = std::size_t{1} << 20;
+  std::size_t others_bytes = std::size_t{1} << 20;
+  std::size_t pinned_bytes = std::size_t{1} << 18;
+  std::size_t piece_keys = std::size_t{1} << 14;
+  std::size_t pieces = 64;
+};
+
+class Journal {
+ public:
+  struct Entry {
+    std::uint16_t when = 0;  // tenths of a second, wraps after 109 minutes
+    std::span<const std::byte> bytes;
+  };
+
+  // REQUIRES: bytes.size() < 65536.
+  void append(Nanos when, std::span<const std::byte> bytes);
+  bool empty() const noexcept { return head_ == bytes_.size(); }
+  std::size_t bytes() const noexcept { return bytes_.size() - head_; }
+  Entry front() const noexcept { return at(head_); }
+  void pop_front();
+  // REQUIRES: age < 100 minutes; entries are taken out within that time after they grew so old.
+  static bool older(const Entry& entry, Nanos now, Nanos age) noexcept;
+  std::size_t held() const noexcept { return bytes_.capacity(); }
+
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (std::size_t i = head_; i < bytes_.size();) {
+      const Entry entry = at(i);
+      visit(entry);
+      i += kHeader + entry.bytes.size();
+    }
+  }
+
+ private:
+  static constexpr std::size_t kHeader = 4;
+  Entry at(std::size_t place) const noexcept;
+
+  std::vector<std::byte> bytes_;
+  std::size_t head_ = 0;
+};
+
+// Own births of records (from, to], folded by key.
+struct Piece {
+  using Key = std::pair<std::uint32_t, std::uint64_t>;  // limiter, key
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  bool lost = false;  // it grew past its limit
+  std::map<Key, std::pair<Subject, StoredSet>> entries;
+
+  std::size_t held() const noexcept;
+};
+
+class History {
+ public:
+  History(OriginId self, const HistoryLimits& limits) : self_(self), limits_(limits) {}
+
+  std::uint64_t head() const noexcept { return head_; }
+  std::uint64_t next() noexcept { return ++head_; }
+  // The record numbered head(): into the log if `keep`, into the open piece if there is one.
+  void append(Nanos now, std::span<const std::byte> record, bool keep, const Policy& policy, const Subject& subject,
+              const IntervalSet& births);
+
+  // A peer that has acknowledged `acked` goes away (or comes back): what it may lack is pinned, a new piece begins (or
+  // ends) at the head.
+  void pin(std::uint64_t acked);
+  void begin_piece();
+  void end_piece() noexcept { open_ = false; }
+  // All live peers have what is up to `all`; those that are away or catching up have what is up to `away` (no one away:
+  // UINT64_MAX).
+  void forget(std::uint64_t all, std::uint64_t away);
+
+  // What brings a peer forward that has all up to `upto`: the record upto + 1, else the piece that starts there.
+  // Neither: it is gone.
+  std::optional<std::span<const std::byte>> record(std::uint64_t seq) const;
+  const Piece* piece_from(std::uint64_t upto) const noexcept;
+  // All pieces, oldest first.
+  const std::deque<Piece>& pieces() const noexcept { return pieces_; }
+  // Calls visit(seq, record) for each record that is there by itself, in order.
+  void for_each_record(const std::function<void(std::uint64_t, std::span<const std::byte>)>& visit) const;
+
+  std::uint64_t dropped() const noexcept { return dropped_; }
+  std::size_t log_bytes() const noexcept { return log_.bytes(); }
+  std::size_t held() const noexcept;
+
+ private:
+  void fold(const Policy& policy, const Subject& subject, const IntervalSet& births);
+
+  OriginId self_;
+  HistoryLimits limits_;
+  std::uint64_t head_ = 0;
+  std::uint64_t dropped_ = 0;  // records and pieces that went because of a limit
+  Journal log_;
+  std::map<std::uint64_t, Bytes> pinned_;
+  std::size_t pinned_bytes_ = 0;
+  std::deque<Piece> pieces_;
+  bool open_ = false;
+};
+
+}  // namespace weir

@@ -1,0 +1,320 @@
+// replica: one node's part of replicated limiters: a Machine that decides at once and keeps the others informed.
+//
+// The protocol, in the order of a birth's way:
+//
+//   decide    on the union of published and unsent births, and on what is held on behalf of others (claims, the shadow
+//             of an unreachable side, for long delays the births that are probably on their way)
+//   push      an admitted birth enters `unsent`. When unsent weighs >= max(1, share), share = floor(slack / N), the key
+//             is due: its unsent becomes one record, which goes to every live peer, after a wait of at most
+//             min(20 ms, 0.03 * slack / rate) in which more keys join the frame. While everyone keeps to it, all unsent
+//             births together never exceed the slack.
+//   count     records are numbered per origin (node and incarnation). The version vector refuses what was seen.
+//   repair    a gap in the numbers, or a heartbeat that tells of a later one, is asked for (NACK) after a moment for
+//             reordering, then again at growing intervals. Some time after the last news, digests of the vectors go to
+//             rotating peers; where they differ, vectors are exchanged.
+//   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are folded
+//   into
+//             one chunk an absence. When it is back both exchange vectors at once. What is gone from the logs is made
+//             good by a state copy.
+//   join      a later incarnation of a node copies all segments from a peer, each with the vector it is true for.
+//
+// Guarantees: no birth is counted twice on a node. What a crashed node had not sent is lost (at most slack/N tokens a
+// key), and what it sent that reached nobody. Everything else arrives, once the nodes can reach each other, within the
+// named limits; what is dropped past a limit is counted in `stats()` and made good by a copy, or counted as lost.
+//
+// Overshoot: zero at zero delay with hits of 1; about (arrival rate * delay) at a delay; hits above the share may
+// exceed by (N-1)/N of the slack, once a bucket, unless LargeHits::claim asks the others first.
+//
+// Thread safety: none; one step at a time. Complexity: a decision is a look-up and a few comparisons; a record from
+// elsewhere one merge of interval sets; ticks are linear in the number of peers; sweeps visit one of 64 segments a
+// second.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "weir/frame.hpp"
+#include "weir/history.hpp"
+#include "weir/keys.hpp"
+#include "weir/machine.hpp"
+#include "weir/origins.hpp"
+#include "weir/units.hpp"
+
+namespace weir {
+
+// What a side of a partition does: goes on with the full slack; counts its births as if the others did the same;
+// denies unless it is the larger half.
+enum class Partition : std::uint8_t { open, share, closed };
+// Hits above the share: admitted at once, or after asking the others.
+enum class LargeHits : std::uint8_t { admit, claim };
+
+struct ReplicatedTerms {
+  Policy policy;
+  std::uint32_t version = 1;
+  Partition partition = Partition::open;
+  LargeHits large_hits = LargeHits::admit;
+  Nanos flush_after{0};              // unsent births older than this are sent anyway; 0: never
+  Nanos claim_timeout{100'000'000};  // a claim that isn't answered by all is decided on what is known
+};
+
+struct ReplicaConfig {
+  NodeId self;
+  std::uint64_t incarnation = 1;
+  std::vector<NodeId> members;     // this node too
+  std::vector<NodeId> neighbours;  // those it can talk to; records are passed on where these are not all
+  bool joining = false;            // copies the state of a peer before it takes part in repair
+  std::uint64_t seed = 0;          // spreads the nodes' timers
+  Nanos start;
+  std::uint32_t epoch = 0;  // of the secret that keys are hashed under
+
+  Nanos gossip_interval{300'000'000};
+  Nanos heartbeat_interval{500'000'000};
+  Nanos peer_timeout{2'000'000'000};
+  Nanos forget_after{3'600'000'000'000};
+  Nanos keep_others{5'000'000'000};    // others' records are kept for the sake of those whose origin died
+  Nanos future_bound{10'000'000'000};  // births further ahead put their origin into quarantine
+  Nanos coalesce_most{20'000'000};
+  Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
+  std::size_t max_keys = std::size_t{1} << 22;
+  std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
+  std::size_t max_claims = 1024;
+  HistoryLimits history;
+};
+
+struct ReplicaStats {
+  std::uint64_t records_sent = 0;     // once, whatever the number of peers
+  std::uint64_t records_applied = 0;  // of others
+  std::uint64_t duplicates = 0;
+  std::uint64_t nacks = 0;
+  std::uint64_t repaired = 0;  // records and chunks sent again on demand
+  std::uint64_t chunks_applied = 0;
+  std::uint64_t copies = 0;            // state copies taken
+  std::uint64_t lost_own_records = 0;  // own records that were gone when a copy would have needed them
+  std::uint64_t malformed = 0;
+  std::uint64_t refused = 0;  // from nodes or runs that don't belong here, in quarantine, of unknown limiters
+  std::uint64_t evicted_keys = 0;
+  std::uint64_t forgotten_births = 0;  // unsent tokens older than the horizon that nobody else knew the key of
+  std::uint64_t absences = 0;
+};
+
+class Replica final : public Machine {
+ public:
+  explicit Replica(const ReplicaConfig& config);
+
+  // Makes a limiter, or changes it: what is unsent under the old terms is pushed, levels are carried over once.
+  void put_limiter(LimiterId limiter, const ReplicatedTerms& terms, Nanos now, Effects& effects);
+
+  void step(const Event& event, Nanos now, Effects& effects) override;
+  Nanos wake() const noexcept override;
+  bool quiet() const noexcept override;
+  Held held() const override;
+
+  // For observation and tests.
+  const ReplicaStats& stats() const noexcept { return stats_; }
+  IntervalSet published(LimiterId limiter, KeyHash key) const;
+  IntervalSet unsent(LimiterId limiter, KeyHash key) const;
+  std::vector<VectorEntry> vector() const;
+  // Nodes that take part now, this one too; those that it can't hear itself are taken to live.
+  std::size_t live() const noexcept { return live_; }
+  std::size_t registered() const noexcept { return members_.size(); }
+  bool copying() const noexcept { return copy_.has_value(); }
+  std::uint64_t dropped() const noexcept { return history_.dropped(); }
+  std::size_t keys() const noexcept { return keys_.size(); }
+  std::size_t log_bytes() const noexcept { return history_.log_bytes(); }
+  // The estimated offset of a peer's clock from this one's, and the round trip; nothing before the first echo.
+  std::optional<std::pair<Nanos, Nanos>> clock_of(NodeId peer) const noexcept;
+
+ private:
+  struct Peer {
+    NodeId node;
+    std::uint64_t incarnation = 0;  // 0: not heard of yet
+    bool live = true;
+    bool behind = false;       // away, or back and catching up
+    bool quarantined = false;  // its births lie in the future
+    Nanos heard;
+    Nanos away_since = kNever;
+    std::uint64_t acked = 0;   // it has all of this node's records up to here
+    std::uint64_t caught = 0;  // the head when it came back
+    Nanos echo;                // the time it last sent, by its clock,
+    Nanos echo_at;             // and when that came, by this one
+    bool timed = false;
+    Nanos offset;
+    Nanos round_trip;
+  };
+  struct Limiter {
+    LimiterId id;
+    ReplicatedTerms terms;
+  };
+  using Key = std::pair<std::uint32_t, std::uint64_t>;  // limiter, key
+  // Under Partition::share: tokens admitted by this side since the cut, and the births held on behalf of the other.
+  struct Shadow {
+    Tokens admitted;
+    StoredSet set;
+  };
+  struct Claim {
+    std::uint64_t id = 0;
+    std::uint64_t ticket = 0;
+    LimiterId limiter;
+    KeyHash key;
+    Tokens hits;
+    Nanos time;
+    Nanos deadline;
+    std::vector<NodeId> waiting;
+  };
+  struct Tentative {
+    NodeId node;
+    std::uint64_t id = 0;
+    LimiterId limiter;
+    KeyHash key;
+    Tokens hits;
+    Nanos time;
+    Nanos expires;
+  };
+  // What a copied segment is true for, as long as the node's own vector says less.
+  struct Floor {
+    std::vector<VectorEntry> upto;
+    std::vector<NackItem> beyond;
+    bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
+    bool operator==(const Floor& other) const noexcept;
+  };
+  struct CopyPart {
+    CopyItem item;
+    std::vector<Interval> intervals;
+    std::span<const Interval> set(Slice slice) const noexcept { return {intervals.data() + slice.first, slice.count}; }
+  };
+  struct Copying {
+    NodeId donor;
+    std::uint64_t wanted = ~std::uint64_t{0};  // segments that are still to come
+    std::map<std::uint8_t, std::vector<CopyPart>> parts;
+    Nanos deadline;
+    std::uint32_t attempts = 0;
+  };
+
+  // replica.cpp: decisions and records
+  void ask(const Ask& ask, Nanos now, Effects& effects);
+  bool admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const;
+  Tokens on_the_way(const KeyState& state, Nanos now) const noexcept;
+  void admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now);
+  void count_for_other_side(const Limiter& limiter, KeyHash key, std::span<const Interval> births, Nanos now);
+  void drop_shadows();
+  Nanos union_tat(const Limiter& limiter, const KeyState& state) const;
+  std::int64_t share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept;
+  void push_if_due(const Limiter& limiter, KeyState& state, Nanos now);
+  void make_due(KeyState& state, Nanos at);
+  void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
+  void emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame);
+  void make_room(KeyHash key, Nanos now);
+  void sweep(Nanos now);
+  bool keep_key(KeyState& state, Nanos now);
+  void publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now);
+
+  void arrival(const Arrival& arrival, Nanos now, Effects& effects);
+  void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
+  void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
+  bool acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
+  void keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now);
+
+  // replica_peers.cpp: signs of life, membership
+  Peer* find(NodeId node) noexcept;
+  const Peer* find(NodeId node) const noexcept;
+  Origin& run_of(const OriginId& id, Nanos now);
+  bool enroll(Peer& peer, std::uint64_t incarnation, Nanos now);
+  void tick(Nanos now, Effects& effects);
+  void heartbeats(Nanos now, Effects& effects);
+  void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
+  void check_life(Nanos now);
+  void went_away(Peer& peer, Nanos now);
+  void came_back(Peer& peer, Nanos now, Effects& effects);
+  void add_member(NodeId node, Nanos now);
+  void remove_member(NodeId node, Nanos now);
+  void forget_history();
+  void collect(Nanos now);
+  void measure() noexcept;
+
+  // replica_repair.cpp: gaps, vectors, chunks, copies
+  void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
+  void repair(Nanos now, Effects& effects);
+  Peer* whom_to_ask(const Origin& origin, Nanos now);
+  void apply(Peer& peer, const NackItem& item, Effects& effects);
+  void supply(const Peer& peer, std::uint64_t from, std::uint64_t to, FrameWriter& frame, Effects& effects);
+  void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
+  void send_vector(const Peer& peer, bool answer, Effects& effects);
+  void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
+  DigestItem digest(Nanos now) const;
+  void send_digest(Nanos now, Effects& effects);
+  void news(Nanos now, bool of_members = false) noexcept;
+  void apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects);
+  void start_copy(NodeId donor, Nanos now, Effects& effects);
+  void ask_for_copy(Nanos now, Effects& effects);
+  void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
+  void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
+  void replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now);
+  void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
+  void stand_at(const Floor& floor, Nanos now);
+  void finish_copy(Nanos now, Effects& effects);
+  void unpark(Nanos now, Effects& effects);
+  void drop_floors();
+  void put_back(const Subject& subject, std::span<const Interval> births, Nanos now);
+
+  // replica_claims.cpp: hits above the share that ask first
+  bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
+  Tokens claimed_by_others(LimiterId limiter, KeyHash key) const noexcept;
+  void apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects);
+  void acknowledged(Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
+  void done(const Peer& peer, std::uint64_t id) noexcept;
+  void decide(const Claim& claim, Nanos now, Effects& effects);
+  void expire_claims(Nanos now, Effects& effects);
+
+  const Limiter* limiter(LimiterId id) const noexcept;
+  void send_to(NodeId node, FrameWriter& frame, Traffic traffic, Effects& effects);
+  void send_to_live(FrameWriter& frame, Traffic traffic, Effects& effects);
+
+  ReplicaConfig config_;
+  OriginId self_;
+  bool relays_ = false;  // there are members that this node can't talk to
+  std::vector<NodeId> members_;
+  std::vector<Peer> peers_;  // neighbours, by node
+  std::vector<Limiter> limiters_;
+  std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
+
+  std::size_t live_ = 1;  // see live()
+  Nanos delay_;           // the mean of half the round trips to live peers
+
+  Keys keys_;
+  Origins origins_;
+  History history_;
+  Journal others_;
+
+  std::vector<Key> due_;  // keys whose unsent goes with the next frame
+  Nanos flush_at_ = kNever;
+  std::deque<std::pair<Nanos, Key>> aging_;  // when to look at a key for flush_after
+  std::map<Key, Shadow> shadows_;
+  std::vector<Claim> claims_;
+  std::vector<Tentative> tentative_;
+  std::uint64_t claims_made_ = 0;
+
+  std::optional<Copying> copy_;
+  std::vector<std::pair<NodeId, Bytes>> parked_;
+  std::size_t parked_bytes_ = 0;
+  std::map<std::uint8_t, Floor> floors_;
+
+  Nanos heartbeat_at_;
+  Nanos sweep_at_;
+  std::size_t sweep_next_ = 0;
+  Nanos repair_at_ = kNever;
+  Nanos digest_at_ = kNever;
+  std::uint32_t digests_left_ = 0;
+  bool digest_urgent_ = false;  // further news don't put it off
+  std::size_t digest_peer_ = 0;
+
+  Frame frame_;                         // what arrived, decoded
+  std::optional<FrameWriter> relayed_;  // what is to be passed on
+  ReplicaStats stats_;
+};
+
+}  // namespace weir
