@@ -152,6 +152,7 @@ HeartbeatItem read_heartbeat(Reader& in) {
   item.echo = in.time();
   item.held.v = static_cast<std::int64_t>(in.upto(kTimeLimit));
   item.head = in.upto(kTimeLimit);
+  item.stable = item.head - in.upto(item.head);
   item.receiver_incarnation = in.varint();
   item.ack = in.upto(kTimeLimit);
   return item;
@@ -179,6 +180,13 @@ std::vector<VectorEntry> read_vector(Reader& in) {
   return entries;
 }
 
+std::vector<NackItem> read_beyond(Reader& in) {
+  std::vector<NackItem> beyond;
+  const std::size_t late = in.count(kVectorMax, 3);
+  for (std::size_t i = 0; i < late && in.more(); ++i) beyond.push_back(read_nack(in));
+  return beyond;
+}
+
 std::vector<EntryItem> read_entries(Reader& in, Frame& frame) {
   std::vector<EntryItem> entries(in.count(kEntriesMax, 21));
   for (EntryItem& entry : entries) {
@@ -203,11 +211,11 @@ ChunkItem read_chunk(Reader& in, Frame& frame) {
 CopyItem read_copy(Reader& in, bool last, Frame& frame) {
   CopyItem item;
   item.segment = static_cast<std::uint8_t>(in.upto(63));
+  item.answer = in.varint();
   item.part = static_cast<std::uint16_t>(in.upto(UINT16_MAX));
   item.last = last;
   item.vector = read_vector(in);
-  const std::size_t late = in.count(kVectorMax, 3);
-  for (std::size_t i = 0; i < late && in.more(); ++i) item.beyond.push_back(read_nack(in));
+  item.beyond = read_beyond(in);
   item.entries = read_entries(in, frame);
   return item;
 }
@@ -241,9 +249,11 @@ void read_item(Reader& in, OriginId sender, Frame& frame) {
       break;
     }
     case kVector:
-    case kVectorAnswer:
-      frame.items.emplace_back(VectorItem{tag == kVectorAnswer, read_vector(in)});
+    case kVectorAnswer: {
+      std::vector<VectorEntry> entries = read_vector(in);
+      frame.items.emplace_back(VectorItem{tag == kVectorAnswer, std::move(entries), read_beyond(in)});
       break;
+    }
     case kDigest: {
       const std::uint64_t low = in.word();
       frame.items.emplace_back(DigestItem{low, in.word()});
@@ -284,7 +294,10 @@ FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame)
   if (version != kFrameVersion) return in.error() != FrameError::none ? in.error() : FrameError::version;
   frame.incarnation = in.varint();
   const OriginId origin{sender, frame.incarnation};
-  while (in.more()) read_item(in, origin, frame);
+  while (in.more()) {
+    if (frame.items.size() == kItemsMax) in.fail(FrameError::too_long);
+    read_item(in, origin, frame);
+  }
   if (in.error() != FrameError::none) frame.items.clear();
   return in.error();
 }
@@ -373,6 +386,7 @@ void FrameWriter::put(const HeartbeatItem& item) {
   word(static_cast<std::uint64_t>(item.echo.v));
   varint(static_cast<std::uint64_t>(item.held.v));
   varint(item.head);
+  varint(item.head - item.stable);
   varint(item.receiver_incarnation);
   varint(item.ack);
 }
@@ -397,17 +411,19 @@ void FrameWriter::put(const GoneItem& item) {
   varint(item.upto);
 }
 
-void FrameWriter::vector(std::span<const VectorEntry> entries) {
+void FrameWriter::vector(std::span<const VectorEntry> entries, std::span<const NackItem> beyond) {
   varint(entries.size());
   for (const VectorEntry& entry : entries) {
     origin(entry.origin);
     varint(entry.upto);
   }
+  varint(beyond.size());
+  for (const NackItem& late : beyond) ranges(late);
 }
 
 void FrameWriter::put(const VectorItem& item) {
   byte(item.answer ? kVectorAnswer : kVector);
-  vector(item.entries);
+  vector(item.entries, item.beyond);
 }
 
 void FrameWriter::put(const DigestItem& item) {
@@ -446,14 +462,12 @@ void FrameWriter::chunk(std::uint64_t from, std::uint64_t to, std::size_t entrie
   varint(entries);
 }
 
-void FrameWriter::copy(std::uint8_t segment, std::uint16_t part, bool last, std::span<const VectorEntry> true_for,
-                       std::span<const NackItem> beyond, std::size_t entries) {
-  byte(last ? kCopyLast : kCopy);
-  varint(segment);
-  varint(part);
-  vector(true_for);
-  varint(beyond.size());
-  for (const NackItem& late : beyond) ranges(late);
+void FrameWriter::copy(const CopyItem& head, std::size_t entries) {
+  byte(head.last ? kCopyLast : kCopy);
+  varint(head.segment);
+  varint(head.answer);
+  varint(head.part);
+  vector(head.vector, head.beyond);
   varint(entries);
 }
 

@@ -2,12 +2,11 @@
 #include "weir/keys.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace weir {
 
-std::size_t StoredSet::capacity(std::size_t size) noexcept { return std::bit_ceil(size); }
+std::size_t StoredSet::capacity(std::size_t size) noexcept { return size + size % 2; }
 
 std::ptrdiff_t StoredSet::clear() noexcept {
   const auto before = static_cast<std::ptrdiff_t>(heap_bytes());
@@ -44,25 +43,29 @@ Tokens StoredSet::weight() const noexcept {
   return sum;
 }
 
-void ArrivalRate::count(Tokens tokens, Nanos now, Nanos period) noexcept {
-  const auto at = static_cast<std::uint32_t>(now.v / period.v);
+void ArrivalRate::count(Tokens tokens, Tokens capacity, Nanos now, Nanos period) noexcept {
+  const std::uint32_t at = number(now, period);
   if (at != period_) {
-    previous_ = at == period_ + 1 ? current_ : 0;
+    previous_ = at == (period_ + 1u) % kUnits ? current_ : 0;
     current_ = 0;
     period_ = at;
   }
-  const std::int64_t sum = current_ + std::min<std::int64_t>(tokens.v, UINT32_MAX);
-  current_ = static_cast<std::uint32_t>(std::min<std::int64_t>(sum, UINT32_MAX));
+  const std::int64_t unit = capacity.v / kUnits + 1;
+  const std::int64_t units = std::min(tokens.v, capacity.v) / unit;
+  const std::int64_t rest = std::min(tokens.v, capacity.v) % unit + now.v % unit >= unit;
+  current_ = std::min(kMost, current_ + static_cast<std::uint32_t>(units + rest));
 }
 
-Tokens ArrivalRate::per_second(Nanos now, Nanos period) const noexcept {
-  const auto at = static_cast<std::uint32_t>(now.v / period.v);
-  if (at - period_ > 1) return {0};
-  const std::int64_t previous = at == period_ ? previous_ : current_;
-  const std::int64_t current = at == period_ ? current_ : 0;
+Tokens ArrivalRate::per_second(Tokens capacity, Nanos now, Nanos period) const noexcept {
+  const std::uint32_t age = (number(now, period) - period_) % kUnits;
+  if (age > 1) return {0};
+  const std::int64_t previous = age == 0 ? previous_ : current_;
+  const std::int64_t current = age == 0 ? current_ : 0;
   // The part of the earlier period that is less than a period ago; in thousandths, so that the products fit.
   const std::int64_t left = (period.v - now.v % period.v) * 1000 / period.v;
-  return {(previous * left / 1000 + current) * (1'000'000'000 / period.v)};
+  const std::int64_t units = (previous * left / 1000 + current) * (1'000'000'000 / period.v);
+  const std::int64_t unit = capacity.v / kUnits + 1;
+  return {unit > INT64_MAX / kUnits / kUnits / 64 ? INT64_MAX / 2 : units * unit};
 }
 
 IntervalSet KeyState::all(const Policy& policy) const noexcept {
@@ -114,7 +117,7 @@ KeyState& Keys::find_or_insert(LimiterId limiter, KeyHash key) {
 
 void Keys::grow(Segment& part) {
   Segment larger;
-  larger.places.resize(part.places.size() + std::max<std::size_t>(1, part.places.size() / 2));
+  larger.places.resize(part.places.size() + std::max<std::size_t>(1, part.places.size() / 4));
   for (KeyState& state : part.places) {
     if (state.key.v != 0) larger.places[place_of(larger, state.limiter, state.key)] = std::move(state);
   }

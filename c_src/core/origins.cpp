@@ -78,6 +78,12 @@ void Origins::erase(const OriginId& id) noexcept {
   std::erase_if(list_, [&](const Origin& origin) { return origin.id == id; });
 }
 
+void Origins::forget(const OriginId& last) noexcept {
+  std::erase_if(list_, [&](const Origin& origin) {
+    return origin.id.node == last.node && origin.id.incarnation <= last.incarnation;
+  });
+}
+
 std::size_t Origins::held() const noexcept {
   std::size_t bytes = list_.capacity() * sizeof(Origin);
   for (const Origin& origin : list_) bytes += origin.beyond.capacity() * sizeof(Range);

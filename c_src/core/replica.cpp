@@ -144,9 +144,10 @@ std::int64_t Replica::share(const Limiter& limiter, const KeyState* state, Nanos
 
 // Births that other nodes have probably admitted and that are not here yet. Whole tokens only: a fraction, rounded up,
 // would deny one token of a small limiter for ever.
-Tokens Replica::on_the_way(const KeyState& state, Nanos now) const noexcept {
+Tokens Replica::on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept {
   if (delay_ < config_.long_delay) return {0};
-  const std::int64_t rate = std::min<std::int64_t>(state.remote_rate.per_second(now, kRemotePeriod).v, 1'000'000'000);
+  const std::int64_t rate =
+      std::min<std::int64_t>(state.remote_rate.per_second(capacity, now, kRemotePeriod).v, 1'000'000'000);
   return {rate * (delay_.v / 1000) / 2 / 1'000'000};
 }
 
@@ -156,7 +157,7 @@ bool Replica::admits(const Limiter& limiter, const KeyState* state, KeyHash key,
   if (hits > terms.policy.capacity) return false;
   Tokens asked = hits + claimed_by_others(limiter.id, key);
   if (state == nullptr) return asked <= terms.policy.capacity;
-  asked = asked + on_the_way(*state, now);
+  asked = asked + on_the_way(terms.policy.capacity, *state, now);
   return asked <= terms.policy.capacity && Tat(state->tat).admits(terms.policy, asked, now);
 }
 
@@ -191,7 +192,7 @@ void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now)
     keys_.account(state.unsent.store(set));
   }
   state.tat = std::max(state.tat, now) + hits * policy.interval;
-  state.own_rate.count(hits, now, kBurstPeriod);
+  state.own_rate.count(hits, policy.capacity, now, kBurstPeriod);
   if (limiter.terms.partition == Partition::share) {
     const Interval own{now, hits};
     count_for_other_side(limiter, key, {&own, 1}, now);
@@ -265,12 +266,16 @@ Nanos Replica::union_tat(const Limiter& limiter, const KeyState& state) const {
 
 void Replica::push_if_due(const Limiter& limiter, KeyState& state, Nanos now) {
   if (state.unsent.empty()) return;
-  if (state.unsent.weight().v < share(limiter, &state, now)) return;
+  // Births that come after the horizon find nothing left to fuse with, and are lost: they go before it. Sweeps come too
+  // seldom for that where the horizon is short.
+  const Nanos horizon = IntervalSet::horizon(limiter.terms.policy);
+  const bool fading = !state.published.empty() && state.unsent.oldest() < now - Nanos{horizon.v - horizon.v / 8};
+  if (!fading && state.unsent.weight().v < share(limiter, &state, now)) return;
   // 3 % of the slack may fill while the key waits for company. What others admit shows only when they push: until then
   // they are taken to admit as much as this node does.
   const std::int64_t slack = Tat(state.tat).slack(limiter.terms.policy, now).v;
-  const std::int64_t own = state.own_rate.per_second(now, kBurstPeriod).v;
-  const std::int64_t seen = own + state.remote_rate.per_second(now, kRemotePeriod).v;
+  const std::int64_t own = state.own_rate.per_second(limiter.terms.policy.capacity, now, kBurstPeriod).v;
+  const std::int64_t seen = own + state.remote_rate.per_second(limiter.terms.policy.capacity, now, kRemotePeriod).v;
   const std::int64_t rate = std::max({std::int64_t{1}, seen, own * static_cast<std::int64_t>(live())});
   const std::int64_t wait = std::clamp<std::int64_t>(slack, 0, 1'000'000'000) * 30'000'000 / rate;
   make_due(state, now + Nanos{std::min(wait, config_.coalesce_most.v)});
@@ -361,7 +366,19 @@ void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
   keys_.sweep(sweep_next_, [&](KeyState& state) { return keep_key(state, now); });
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
-  while (!others_.empty() && Journal::older(others_.front(), now, config_.keep_others)) others_.pop_front();
+  trim_others(now);
+}
+
+// Others' records that all have, or that are too old or too many.
+void Replica::trim_others(Nanos now) {
+  for (; !others_.empty(); others_.pop_front()) {
+    const bool past =
+        others_.bytes() > config_.history.others_bytes || Journal::older(others_.front(), now, config_.keep_others);
+    if (past) continue;
+    const RecordName name = record_name(others_.front().bytes, self_);
+    const Origin* const origin = origins_.find(name.origin);
+    if (origin != nullptr && name.seq > origin->stable) return;
+  }
 }
 
 // Receiving.
@@ -511,7 +528,7 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
   publish(*its, state, set, now);
   const Tokens weight = set.weight();
-  state.remote_rate.count(weight, now, kRemotePeriod);
+  state.remote_rate.count(weight, policy.capacity, now, kRemotePeriod);
   state.tat = union_tat(*its, state);
   if (its->terms.partition == Partition::share) count_for_other_side(*its, subject.key, set.intervals(), now);
   push_if_due(*its, state, now);
@@ -522,10 +539,7 @@ void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> 
   const std::size_t before = writer.size();
   writer.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, writer.since(before));
-  while (others_.bytes() > config_.history.others_bytes ||
-         (!others_.empty() && Journal::older(others_.front(), now, config_.keep_others))) {
-    others_.pop_front();
-  }
+  trim_others(now);
   if (relayed_) relayed_->raw(writer.since(before));
 }
 

@@ -8,7 +8,7 @@ namespace weir {
 namespace {
 
 // How long the records of a run that ended may still come from others' logs, before the run is forgotten and refused.
-constexpr Nanos kKeepDead{30'000'000'000};
+constexpr Nanos kKeepDead{60'000'000'000};
 
 }  // namespace
 
@@ -86,6 +86,7 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
     beat.echo = peer.echo;
     beat.held = peer.echo.v == 0 ? Nanos{0} : now - peer.echo_at;
     beat.head = history_.head();
+    beat.stable = stable();
     beat.receiver_incarnation = peer.incarnation;
     const Origin* const theirs = origins_.find({peer.node, peer.incarnation});
     beat.ack = theirs == nullptr ? 0 : theirs->upto;
@@ -120,6 +121,8 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
   if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
     const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
     note(*origin, item.head, peer.node, now, patience);
+    origin->stable = std::max(origin->stable, item.stable);
+    trim_others(now);
   }
 }
 
@@ -200,18 +203,25 @@ void Replica::remove_member(NodeId node, Nanos now) {
   forget_history();
 }
 
+// Up to where all live peers have this node's records.
+std::uint64_t Replica::stable() const noexcept {
+  std::uint64_t least = history_.head();
+  for (const Peer& peer : peers_) {
+    if (peer.live) least = std::min(least, peer.acked);
+  }
+  return least;
+}
+
 // What everyone has, nobody asks for again.
 void Replica::forget_history() {
-  std::uint64_t live = history_.head();
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {
-    if (peer.live) live = std::min(live, peer.acked);
     if (peer.behind) away = std::min(away, peer.acked);
     any_away = any_away || !peer.live;
   }
   if (!any_away) history_.end_piece();
-  history_.forget(live, away);
+  history_.forget(stable(), away);
 }
 
 // Runs that are over are forgotten, and refused from then on.

@@ -16,7 +16,7 @@ constexpr std::uint32_t kDigests = 1;
 constexpr std::uint32_t kUrgentDigests = 3;  // after a member came or went: its last records may have reached only some
 // The last records of a run that ended may have reached only some; after this they are left at that. Well below
 // kKeepDead.
-constexpr Nanos kDeadInDigests{10'000'000'000};
+constexpr Nanos kDeadInDigests{45'000'000'000};
 constexpr std::int64_t kAskAgain = 50'000'000;
 constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
@@ -174,9 +174,20 @@ std::vector<VectorEntry> Replica::vector() const {
   return entries;
 }
 
+// What came beyond the vector, of each origin the oldest ranges.
+std::vector<NackItem> Replica::beyond() const {
+  std::vector<NackItem> late;
+  for (const Origin& origin : origins_) {
+    if (origin.beyond.empty()) continue;
+    const auto count = static_cast<std::ptrdiff_t>(std::min(origin.beyond.size(), kRangesMax));
+    late.push_back({origin.id, {origin.beyond.begin(), origin.beyond.begin() + count}});
+  }
+  return late;
+}
+
 void Replica::send_vector(const Peer& peer, bool answer, Effects& effects) {
   FrameWriter frame(self_.incarnation);
-  frame.put(VectorItem{answer, vector()});
+  frame.put(VectorItem{answer, vector(), beyond()});
   send_to(peer.node, frame, Traffic::repair, effects);
 }
 
@@ -200,6 +211,15 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
     // What is ahead may be on its way here too.
     if (entry.upto > origin->upto) note(*origin, entry.upto, peer.node, now, {2 * delay_.v + config_.coalesce_most.v});
   }
+  for (const NackItem& late : item.beyond) {
+    Origin* const origin = origins_.find(late.origin);
+    if (origin == nullptr || late.ranges.empty()) continue;
+    const bool news = std::any_of(late.ranges.begin(), late.ranges.end(), [&](const Range& range) {
+      return !origin->seen(range.first) || !origin->seen(range.last);
+    });
+    const Nanos patience{2 * delay_.v + config_.coalesce_most.v};
+    if (news) note(*origin, std::max(origin->known, late.ranges.back().last), peer.node, now, patience);
+  }
   if (item.answer) send_vector(peer, false, effects);
 }
 
@@ -213,10 +233,16 @@ DigestItem Replica::digest(Nanos now) const {
   for (const VectorEntry& entry : vector()) {
     const auto& id = entry.origin;
     const Origin* const origin = const_cast<Origins&>(origins_).find(id);
-    if (entry.upto == 0 || (origin != nullptr && origin->dead_since < now - kDeadInDigests)) continue;
+    const bool nothing = entry.upto == 0 && (origin == nullptr || origin->beyond.empty());
+    if (nothing || (origin != nullptr && origin->dead_since < now - kDeadInDigests)) continue;
     add(id.node.v);
     add(id.incarnation);
     add(entry.upto);
+    if (origin == nullptr) continue;
+    for (const Range& range : origin->beyond) {
+      add(range.first);
+      add(range.last);
+    }
   }
   // Two keys make 16 bytes of it; they are no secret.
   return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
@@ -334,13 +360,16 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   // waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
   // would wait for each other.)
   if ((copy_ && config_.joining) || !floors_.empty()) return;
-  const std::vector<VectorEntry> stands = vector();
-  std::vector<NackItem> beyond;
+  CopyItem head;
+  head.answer = ++copies_given_;
+  head.vector = vector();
+  for (const auto& [node, incarnation] : collected_) head.vector.push_back({{{node}, incarnation}, kForgotten});
   for (const Origin& origin : origins_) {
-    if (!origin.beyond.empty()) beyond.push_back({origin.id, origin.beyond});
+    if (!origin.beyond.empty()) head.beyond.push_back({origin.id, origin.beyond});
   }
   // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
-  if (std::any_of(beyond.begin(), beyond.end(), [](const NackItem& late) { return late.ranges.size() > kRangesMax; })) {
+  if (std::any_of(head.beyond.begin(), head.beyond.end(),
+                  [](const NackItem& late) { return late.ranges.size() > kRangesMax; })) {
     return;
   }
   FrameWriter frame(self_.incarnation);
@@ -355,11 +384,13 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
       if (!set.empty()) entries.emplace_back(Subject{state.limiter, its->terms.version, config_.epoch, state.key}, set);
     });
     std::size_t at = 0;
-    for (std::uint16_t part = 0; part == 0 || at < entries.size(); ++part) {
+    head.segment = static_cast<std::uint8_t>(segment);
+    for (head.part = 0; head.part == 0 || at < entries.size(); ++head.part) {
       const std::size_t count = std::min(kPartEntries, entries.size() - at);
       FrameWriter one(self_.incarnation);
       const std::size_t header = one.size();
-      one.copy(static_cast<std::uint8_t>(segment), part, at + count == entries.size(), stands, beyond, count);
+      head.last = at + count == entries.size();
+      one.copy(head, count);
       for (std::size_t i = at; i < at + count; ++i) one.entry(entries[i].first, entries[i].second.intervals());
       at += count;
       if (frame.size() + one.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
@@ -442,22 +473,18 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
 
 // From now on the vector says what the copy is true for.
 void Replica::stand_at(const Floor& floor, Nanos now) {
-  std::vector<OriginId> unknown;
   for (Origin& origin : origins_) {
-    const auto says = std::find_if(floor.upto.begin(), floor.upto.end(),
-                                   [&](const VectorEntry& entry) { return entry.origin == origin.id; });
-    // The donor has forgotten a run that is over: its births are in the copy, and it is refused from now on.
-    if (says == floor.upto.end() && origin.dead_since != kNever) unknown.push_back(origin.id);
     origin.upto = 0;
     origin.beyond.clear();
   }
-  for (const OriginId& id : unknown) {
-    auto& collected = collected_[id.node.v];
-    collected = std::max(collected, id.incarnation);
-    origins_.erase(id);
+  for (const VectorEntry& entry : floor.upto) {
+    if (entry.upto != kForgotten) continue;
+    auto& forgotten = collected_[entry.origin.node.v];
+    forgotten = std::max(forgotten, entry.origin.incarnation);
+    origins_.forget(entry.origin);
   }
   for (const VectorEntry& entry : floor.upto) {
-    if (entry.origin == self_) continue;
+    if (entry.origin == self_ || entry.upto == kForgotten) continue;
     const auto collected = collected_.find(entry.origin.node.v);
     if (collected != collected_.end() && entry.origin.incarnation <= collected->second) continue;
     run_of(entry.origin, now).advance(entry.upto);
@@ -469,6 +496,25 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
       for (std::uint64_t seq = range.first; seq <= range.last; ++seq) origin->mark(seq);
     }
   }
+}
+
+// Others' records that the copy lacks: the donor may never get them, if their origin is dead.
+void Replica::add_others(Peer& donor, Nanos now) {
+  const Journal kept = std::exchange(others_, Journal{});
+  kept.for_each([&](const Journal::Entry& entry) {
+    const RecordName name = record_name(entry.bytes, self_);
+    const Origin* const origin = origins_.find(name.origin);
+    if (origin != nullptr && origin->seen(name.seq)) {
+      others_.append(now, entry.bytes);
+      return;
+    }
+    FrameWriter writer(self_.incarnation);
+    writer.raw(entry.bytes);
+    Frame frame;
+    [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, frame);
+    assert(error == FrameError::none);
+    apply(donor, frame, std::get<RecordItem>(frame.items.front()), now);
+  });
 }
 
 void Replica::finish_copy(Nanos now, Effects& effects) {
@@ -501,6 +547,7 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
     stand_at(least, now);
     floors_ = std::move(floors);
   }
+  if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys_.sweep(segment, [&](KeyState& state) {
       if (const Limiter* const its = limiter(state.limiter)) state.tat = union_tat(*its, state);

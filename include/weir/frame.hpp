@@ -29,8 +29,9 @@
 namespace weir {
 
 inline constexpr std::uint8_t kFrameVersion = 1;
-// The most bytes of a frame, and of intervals, ranges and entries in one item.
+// The most bytes and items of a frame, and of ranges and entries in one item.
 inline constexpr std::size_t kFrameMax = std::size_t{1} << 20;
+inline constexpr std::size_t kItemsMax = std::size_t{1} << 14;
 inline constexpr std::size_t kRangesMax = 64;
 inline constexpr std::size_t kVectorMax = 4096;
 inline constexpr std::size_t kEntriesMax = std::size_t{1} << 16;
@@ -64,12 +65,13 @@ struct RecordItem {
   Slice set;
 };
 // Signs of life: when it was sent, what of the receiver's was heard last and how long ago (0: nothing yet), the number
-// of the sender's last record, and up to which of the receiver's it has all.
+// of the sender's last record and up to which all live peers have them, and up to which of the receiver's it has all.
 struct HeartbeatItem {
   Nanos sent;
   Nanos echo;
   Nanos held;
   std::uint64_t head = 0;
+  std::uint64_t stable = 0;  // <= head
   std::uint64_t receiver_incarnation = 0;
   std::uint64_t ack = 0;
 };
@@ -88,6 +90,8 @@ struct GoneItem {
   OriginId origin;
   std::uint64_t upto = 0;
 };
+// Of a run that is over and forgotten a copy says that all of it is there, and so of all earlier ones of its node.
+inline constexpr std::uint64_t kForgotten = static_cast<std::uint64_t>(kTimeMax.v);
 struct VectorEntry {
   OriginId origin;
   std::uint64_t upto = 0;
@@ -96,6 +100,7 @@ struct VectorEntry {
 struct VectorItem {
   bool answer = false;  // the sender wants the receiver's vector
   std::vector<VectorEntry> entries;
+  std::vector<NackItem> beyond;  // what came out of order, as in a copy
 };
 struct DigestItem {
   std::uint64_t low = 0;
@@ -119,6 +124,7 @@ struct CopyRequestItem {
 // and those beyond it that came out of order.
 struct CopyItem {
   std::uint8_t segment = 0;
+  std::uint64_t answer = 0;  // the parts of one answer fit together, those of several don't
   std::uint16_t part = 0;
   bool last = true;
   std::vector<VectorEntry> vector;
@@ -186,8 +192,7 @@ class FrameWriter {
   void put(const ClaimAckItem& item);
   void put(const ClaimDoneItem& item);
   void chunk(std::uint64_t from, std::uint64_t to, std::size_t entries);
-  void copy(std::uint8_t segment, std::uint16_t part, bool last, std::span<const VectorEntry> vector,
-            std::span<const NackItem> beyond, std::size_t entries);
+  void copy(const CopyItem& head, std::size_t entries);               // the entries of `head` itself are not written
   void entry(const Subject& subject, std::span<const Interval> set);  // as many as were announced
 
   // Appends a whole item, as `since` returned it.
@@ -204,7 +209,7 @@ class FrameWriter {
   void word(std::uint64_t value);
   void varint(std::uint64_t value);
   void origin(const OriginId& id);
-  void vector(std::span<const VectorEntry> entries);
+  void vector(std::span<const VectorEntry> entries, std::span<const NackItem> beyond);
   void ranges(const NackItem& item);
   void subject(const Subject& subject);
   void set(std::span<const Interval> intervals);

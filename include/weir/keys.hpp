@@ -8,11 +8,12 @@
 //
 //   StoredSet, 16 bytes:   count > 0   {start, count}         one interval
 //                          count = 0   empty
-//                          count < 0   {pointer, -size}       `size` intervals on the heap, in blocks of 2, 4, .. 32
+//                          count < 0   {pointer, -size}       `size` intervals on the heap, in a block of as many, or
+//                          one more
 //
 //   Keys: 64 segments by the upper bits of the key's hash, each an open-addressing table of states
-//   (linear probing, erased by shifting back, grown by half). Their order depends on nothing but the keys and the order
-//   of insertion, so all that walks over them is deterministic; segments are the unit of state copies.
+//   (linear probing, erased by shifting back, grown by a quarter). Their order depends on nothing but the keys and the
+//   order of insertion, so all that walks over them is deterministic; segments are the unit of state copies.
 //
 // Thread safety: none (a replica's own). Complexity: constant expected; a growth is linear in its segment.
 #pragma once
@@ -88,32 +89,44 @@ class StoredSet {
 static_assert(sizeof(StoredSet) == 16);
 
 // How many tokens arrived lately, as a sliding window of two counted periods.
+//
+// Tokens are counted in units of a 1024th of the capacity, so that a bucket that fills within a period fits into 11
+// bits; what is less than a unit counts as one as often as it is large (the time decides, so that it is the same in
+// each run). A count that is 1024 periods old is taken for a new one: that errs to a higher rate, for one period.
 class ArrivalRate {
  public:
-  // `period` is the same in all calls.
-  void count(Tokens tokens, Nanos now, Nanos period) noexcept;
-  Tokens per_second(Nanos now, Nanos period) const noexcept;
+  // `period` and `capacity` are the same in all calls.
+  void count(Tokens tokens, Tokens capacity, Nanos now, Nanos period) noexcept;
+  Tokens per_second(Tokens capacity, Nanos now, Nanos period) const noexcept;
 
  private:
-  std::uint32_t period_ = 0;
-  std::uint32_t previous_ = 0;
-  std::uint32_t current_ = 0;
+  static constexpr std::int64_t kUnits = 1024;
+  static constexpr std::uint32_t kMost = 2 * kUnits - 1;
+  static std::uint32_t number(Nanos now, Nanos period) noexcept {
+    return static_cast<std::uint32_t>(now.v / period.v) % kUnits;
+  }
+
+  std::uint32_t period_ : 10 = 0;
+  std::uint32_t previous_ : 11 = 0;
+  std::uint32_t current_ : 11 = 0;
 };
+
+static_assert(sizeof(ArrivalRate) == 4);
 
 struct KeyState {
   KeyHash key;  // 0: an empty place of the table
   Nanos tat;    // of the union of both sets, and of what else the replica counts
   StoredSet published;
   StoredSet unsent;
-  LimiterId limiter;
   ArrivalRate own_rate;     // admitted here
   ArrivalRate remote_rate;  // received
-  bool due = false;         // its unsent waits in the next frame
+  LimiterId limiter;
+  bool due = false;  // its unsent waits in the next frame
 
   IntervalSet all(const Policy& policy) const noexcept;
 };
 
-static_assert(sizeof(KeyState) == 80, "keys that are touched once should cost little");
+static_assert(sizeof(KeyState) == 64, "keys that are touched once should cost little");
 
 class Keys {
  public:

@@ -26,6 +26,7 @@ struct Origin {
   OriginId id;
   std::uint64_t upto = 0;
   std::uint64_t known = 0;    // the highest number that is known to exist
+  std::uint64_t stable = 0;   // all that the origin holds for live have them up to here
   std::vector<Range> beyond;  // ascending, apart by more than 1, all above upto + 1
   NodeId via;                 // who told of it last
   Nanos repair_at = kNever;   // when to ask for what is missing
@@ -50,6 +51,8 @@ class Origins {
   Origin* find(const OriginId& id) noexcept;
   Origin& add(const OriginId& id);
   void erase(const OriginId& id) noexcept;
+  // This run of a node and all before it.
+  void forget(const OriginId& last) noexcept;
 
   auto begin() noexcept { return list_.begin(); }
   auto end() noexcept { return list_.end(); }

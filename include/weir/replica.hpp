@@ -4,10 +4,10 @@
 //
 //   decide    on the union of published and unsent births, and on what is held on behalf of others (claims, the shadow
 //             of an unreachable side, for long delays the births that are probably on their way)
-//   push      an admitted birth enters `unsent`. When unsent weighs >= max(1, share), share = floor(slack / N), the key
-//             is due: its unsent becomes one record, which goes to every live peer, after a wait of at most
-//             min(20 ms, 0.03 * slack / rate) in which more keys join the frame. While everyone keeps to it, all unsent
-//             births together never exceed the slack.
+//   push      an admitted birth enters `unsent`. When unsent weighs >= max(1, share), share = floor(slack / N), or is
+//             nearly as old as the horizon while the key has published births, the key is due: its unsent becomes one
+//             record, which goes to every live peer, after a wait of at most min(20 ms, 0.03 * slack / rate) in which
+//             more keys join the frame. While everyone keeps to it, all unsent births together never exceed the slack.
 //   count     records are numbered per origin (node and incarnation). The version vector refuses what was seen.
 //   repair    a gap in the numbers, or a heartbeat that tells of a later one, is asked for (NACK) after a moment for
 //             reordering, then again at growing intervals. Some time after the last news, digests of the vectors go to
@@ -198,7 +198,7 @@ class Replica final : public Machine {
   // replica.cpp: decisions and records
   void ask(const Ask& ask, Nanos now, Effects& effects);
   bool admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const;
-  Tokens on_the_way(const KeyState& state, Nanos now) const noexcept;
+  Tokens on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept;
   void admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now);
   void count_for_other_side(const Limiter& limiter, KeyHash key, std::span<const Interval> births, Nanos now);
   void drop_shadows();
@@ -218,6 +218,8 @@ class Replica final : public Machine {
   void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
   bool acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
   void keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now);
+  void trim_others(Nanos now);
+  std::uint64_t stable() const noexcept;
 
   // replica_peers.cpp: signs of life, membership
   Peer* find(NodeId node) noexcept;
@@ -243,6 +245,7 @@ class Replica final : public Machine {
   void apply(Peer& peer, const NackItem& item, Effects& effects);
   void supply(const Peer& peer, std::uint64_t from, std::uint64_t to, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
+  std::vector<NackItem> beyond() const;
   void send_vector(const Peer& peer, bool answer, Effects& effects);
   void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
   DigestItem digest(Nanos now) const;
@@ -256,6 +259,7 @@ class Replica final : public Machine {
   void replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now);
   void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
   void stand_at(const Floor& floor, Nanos now);
+  void add_others(Peer& donor, Nanos now);
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
   void drop_floors();
@@ -297,6 +301,7 @@ class Replica final : public Machine {
   std::vector<Claim> claims_;
   std::vector<Tentative> tentative_;
   std::uint64_t claims_made_ = 0;
+  std::uint64_t copies_given_ = 0;
 
   std::optional<Copying> copy_;
   std::vector<std::pair<NodeId, Bytes>> parked_;
