@@ -29,9 +29,10 @@ release: ## a tarball that runs without Erlang; prints its path
 	@scripts/release.sh tar
 
 .PHONY: build
-build: ## compile the application and its NIF
+build: ## compile the application, its NIF, and the lab (bin/weir-lab)
 	@scripts/bootstrap.sh run
 	@rebar3 compile
+	@scripts/build_lab.sh
 
 .PHONY: check
 check: ## what CI runs: tests, formats, linters, xref, Dialyzer, sanitizers, fuzzers for a moment
@@ -47,6 +48,12 @@ check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, t
 bench: ## benchmarks, beside the usual alternatives
 	@scripts/bootstrap.sh bench
 	@bench/run.sh
+
+.PHONY: lab
+lab: ## the lab's runs, figures and page (doc/lab.md): some minutes
+	@scripts/bootstrap.sh lab
+	@scripts/build_lab.sh
+	@bench/lab/run.sh
 
 .PHONY: fmt
 fmt: ## format the C++
@@ -70,4 +77,4 @@ dialyzer: ## Erlang's type checker
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf _build priv/weir_nif.so examples/*/_build
+	rm -rf _build bin priv/weir_nif.so examples/*/_build

@@ -6,6 +6,7 @@
 #   scripts/bootstrap.sh check      + formatters, analysers, fuzzers
 #   scripts/bootstrap.sh long       + an aarch64 compiler and emulator
 #   scripts/bootstrap.sh bench      + what the benchmarks compare with
+#   scripts/bootstrap.sh lab        what the lab and its figures need
 #
 # As root on Debian or Ubuntu packages are installed with apt-get; elsewhere the list is printed. Nothing is done when all is
 # there. cowboy and prometheus, which Debian does not package, are taken out of its rabbitmq-server package (unpacked under
@@ -20,6 +21,7 @@ target=${1:-run}
 #   cmd:NAME   a command              app:NAME   an Erlang application
 #   erl_nif.h  the header             lib:NAME   a C++ header or library
 #   hex:NAME   an Erlang application that is on hex.pm too           inc:NAME  the headers of one
+#   py:NAME    a Python package
 needs() {
   cat <<'END'
 cmd:cmake cmake
@@ -38,17 +40,20 @@ app:tools erlang-tools
 app:mnesia erlang-mnesia
 hex:jiffy erlang-jiffy
 cmd:rebar3 rebar3
+lib:fmt libfmt-dev
+lib:cli11 libcli11-dev
+lib:nlohmann nlohmann-json3-dev
 END
-  [ "$target" = run ] || cat <<'END'
+  case $target in run | lab) ;; *) cat <<'END' ;;
 app:common_test erlang-common-test
 app:eunit erlang-eunit
 app:os_mon erlang-os-mon
 hex:proper erlang-proper
 inc:proper erlang-proper-dev
 lib:catch2 catch2
-lib:fmt libfmt-dev
 cmd:mix elixir
 END
+  esac
   case $target in check | long) cat <<'END' ;;
 app:dialyzer erlang-dialyzer
 cmd:clang++ clang
@@ -64,6 +69,10 @@ END
   esac
   case $target in bench) cat <<'END' ;;
 cmd:wrk wrk
+END
+  esac
+  case $target in lab) cat <<'END' ;;
+py:matplotlib python3-matplotlib
 END
   esac
 }
@@ -85,6 +94,8 @@ has_lib() {
   case $1 in
     catch2) ls /usr/include/catch2/catch.hpp /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/*.hpp ;;
     fmt) ls /usr/include/fmt/core.h /usr/local/include/fmt/core.h ;;
+    cli11) ls /usr/include/CLI/CLI.hpp /usr/local/include/CLI/CLI.hpp ;;
+    nlohmann) ls /usr/include/nlohmann/json.hpp /usr/local/include/nlohmann/json.hpp ;;
     fuzzer) ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a /usr/lib/clang/*/lib/*/libclang_rt.fuzzer*.a ;;
   esac 2>/dev/null | grep -q .
 }
@@ -105,6 +116,7 @@ missing() {
       hex:*) has_word "$name" "$facts" || case $erl_root in '' | /usr/lib/erlang) false ;; esac ;;
       inc:*) ls "$erl_root/lib/$name"-*/include/*.hrl >/dev/null 2>&1 || case $erl_root in '' | /usr/lib/erlang) false ;; esac ;;
       lib:*) has_lib "$name" ;;
+      py:*) python3 -c "import $name" 2>/dev/null || /usr/bin/python3 -c "import $name" 2>/dev/null ;;
     esac || echo "$package"
   done
 }

@@ -44,7 +44,7 @@ check_format() {
 }
 
 check_tidy() {
-  configure _build/tidy -DCMAKE_CXX_COMPILER=clang++ -DWEIR_NIF=ON -DWEIR_PRIV="$root/_build/tidy/priv"
+  configure _build/tidy -DCMAKE_CXX_COMPILER=clang++ -DWEIR_NIF=ON -DWEIR_LAB=ON -DWEIR_PRIV="$root/_build/tidy/priv"
   find c_src -name '*.cpp' | sort | xargs -P "$jobs" -n 1 clang-tidy -p _build/tidy --quiet
 }
 
@@ -97,9 +97,9 @@ check_aarch64() {
   local out=_build/aarch64
   rm -rf "$out"
   mkdir -p "$out/include" "$out/o"
-  ln -s /usr/include/fmt /usr/include/catch2 "$out/include/"
-  find c_src/core test/cpp -name '*.cpp' | sort | xargs -P "$jobs" -I{} sh -c '
-    aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -DFMT_HEADER_ONLY -Iinclude -isystem "$1/include" \
+  ln -s /usr/include/fmt /usr/include/catch2 /usr/include/nlohmann "$out/include/"
+  find c_src/core c_src/thesis c_src/lab test/cpp -name '*.cpp' ! -path c_src/lab/main.cpp | sort | xargs -P "$jobs" -I{} sh -c '
+    aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -DFMT_HEADER_ONLY -Iinclude -Ic_src -Ic_src/thesis -isystem "$1/include" \
       -c "$2" -o "$1/o/$(basename "$2" .cpp).o"' sh "$out" {}
   aarch64-linux-gnu-g++ -static "$out"/o/*.o -o "$out/weir_test"
   qemu-aarch64 "$out/weir_test"
@@ -114,7 +114,7 @@ check_nif_asan() {
   cp _build/test/lib/weir/ebin/* "$lib/ebin/"
   WEIR_CMAKE_ARGS="-DWEIR_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo" WEIR_NIF_OUT=$lib/priv sh c_src/build.sh
   local suites
-  suites=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl \
+  suites=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
              -exec basename {} .erl \; | sort | tr '\n' ' ')
   ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD=$(gcc -print-file-name=libasan.so) WEIR_SUITES=$suites \
     erl -noshell -pa "$lib/ebin" -eval '

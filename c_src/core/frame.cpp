@@ -162,11 +162,14 @@ NackItem read_nack(Reader& in) {
   NackItem item;
   item.origin = in.origin();
   const std::size_t count = in.count(kRangesMax, 2);
+  std::uint64_t last = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t first = in.upto(kTimeLimit);
     const std::uint64_t more = in.upto(kTimeLimit);
-    if (first == 0 || first + more > kTimeLimit) in.fail(FrameError::value);
-    item.ranges.push_back({first, first + more});
+    // Ascending, so that nothing is asked for twice.
+    if (first <= last || first + more > kTimeLimit) in.fail(FrameError::value);
+    last = first + more;
+    item.ranges.push_back({first, last});
   }
   return item;
 }
@@ -183,7 +186,7 @@ std::vector<VectorEntry> read_vector(Reader& in) {
 std::vector<NackItem> read_beyond(Reader& in) {
   std::vector<NackItem> beyond;
   const std::size_t late = in.count(kVectorMax, 3);
-  for (std::size_t i = 0; i < late && in.more(); ++i) beyond.push_back(read_nack(in));
+  for (std::size_t i = 0; i < late && in.error() == FrameError::none; ++i) beyond.push_back(read_nack(in));
   return beyond;
 }
 

@@ -69,7 +69,7 @@ void History::fold(const Policy& policy, const Subject& subject, const IntervalS
   Piece& piece = pieces_.back();
   piece.to = head_;
   if (piece.lost) return;
-  auto& [about, set] = piece.entries[{subject.limiter.v, subject.key.v}];
+  auto& [about, set] = piece.entries[{subject.limiter.v, subject.key.v, subject.version}];
   about = subject;
   IntervalSet sum = set.load();
   if (!sum.merge(policy, births)) piece.lost = true;

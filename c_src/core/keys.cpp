@@ -65,7 +65,8 @@ Tokens ArrivalRate::per_second(Tokens capacity, Nanos now, Nanos period) const n
   const std::int64_t left = (period.v - now.v % period.v) * 1000 / period.v;
   const std::int64_t units = (previous * left / 1000 + current) * (1'000'000'000 / period.v);
   const std::int64_t unit = capacity.v / kUnits + 1;
-  return {unit > INT64_MAX / kUnits / kUnits / 64 ? INT64_MAX / 2 : units * unit};
+  // At most so much that callers may multiply by the number of nodes.
+  return {unit > INT64_MAX / kUnits / kUnits / 64 ? INT64_MAX / 4096 : std::min(units * unit, INT64_MAX / 4096)};
 }
 
 IntervalSet KeyState::all(const Policy& policy) const noexcept {
@@ -117,7 +118,7 @@ KeyState& Keys::find_or_insert(LimiterId limiter, KeyHash key) {
 
 void Keys::grow(Segment& part) {
   Segment larger;
-  larger.places.resize(part.places.size() + std::max<std::size_t>(1, part.places.size() / 4));
+  larger.places.resize(part.places.size() + std::max<std::size_t>(1, part.places.size() / 8));
   for (KeyState& state : part.places) {
     if (state.key.v != 0) larger.places[place_of(larger, state.limiter, state.key)] = std::move(state);
   }

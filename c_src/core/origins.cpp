@@ -36,6 +36,23 @@ bool Origin::mark(std::uint64_t seq) {
   return true;
 }
 
+bool Origin::mark(const Range& range) {
+  // Those that it overlaps or touches become one with it.
+  const auto first =
+      std::find_if(beyond.begin(), beyond.end(), [&](const Range& has) { return has.last + 1 >= range.first; });
+  const auto last = std::find_if(first, beyond.end(), [&](const Range& has) { return has.first > range.last + 1; });
+  Range all = range;
+  if (first != last) {
+    all = {std::min(first->first, range.first), std::max(std::prev(last)->last, range.last)};
+  } else if (beyond.size() >= kBeyondMax && range.first > upto + 1) {
+    return false;
+  }
+  beyond.insert(beyond.erase(first, last), all);
+  advance(upto);
+  known = std::max(known, range.last);
+  return true;
+}
+
 void Origin::advance(std::uint64_t seq) {
   upto = std::max(upto, seq);
   while (!beyond.empty() && beyond.front().first <= upto + 1) {

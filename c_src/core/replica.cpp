@@ -2,6 +2,7 @@
 #include "weir/replica.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 
 namespace weir {
@@ -11,12 +12,20 @@ namespace {
 constexpr std::size_t kFrameTarget = 60'000;
 // Keys that wait for one frame; more go at once.
 constexpr std::size_t kDueMax = 4096;
+// A full table makes room by evicting the best of so many.
+constexpr std::size_t kEvictAmong = 32;
 constexpr std::size_t kAgingMax = std::size_t{1} << 22;
 constexpr Nanos kSecond{1'000'000'000};
 // Over which arrivals are averaged: short where a burst must be noticed while it fills the bucket, long where records
 // come in lumps.
 constexpr Nanos kBurstPeriod{125'000'000};
 constexpr Nanos kRemotePeriod{1'000'000'000};
+
+// Whether the answer may be much longer than the item.
+bool is_question(const Item& item) noexcept {
+  return std::holds_alternative<NackItem>(item) || std::holds_alternative<VectorItem>(item) ||
+         std::holds_alternative<DigestItem>(item) || std::holds_alternative<CopyRequestItem>(item);
+}
 
 }  // namespace
 
@@ -42,7 +51,7 @@ Replica::Replica(const ReplicaConfig& config)
   sweep_at_ = config.start + kSecond;
   if (config.joining && !peers_.empty()) {
     heartbeat_at_ = config.start;
-    copy_.emplace();
+    copy_ = Copying{};
     copy_->deadline = config.start;
   }
 }
@@ -99,7 +108,7 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
 Nanos Replica::wake() const noexcept {
   Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_});
   if (copy_) next = std::min(next, copy_->deadline);
-  if (!aging_.empty()) next = std::min(next, aging_.front().first);
+  if (!aging_.empty()) next = std::min(next, aging_.top().first);
   for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
   return next;
 }
@@ -113,10 +122,18 @@ bool Replica::quiet() const noexcept {
 Held Replica::held() const {
   Held held;
   held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.front()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
+               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
                tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
+  }
+  if (copy_) {
+    for (const auto& [segment, parts] : copy_->parts) {
+      for (const CopyPart& part : parts) {
+        held.state += sizeof(part) + part.item.entries.capacity() * sizeof(EntryItem) +
+                      part.intervals.capacity() * sizeof(Interval);
+      }
+    }
   }
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
                limiters_.capacity() * sizeof(Limiter) + origins_.held();
@@ -181,7 +198,7 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
 
 void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
   const Policy& policy = limiter.terms.policy;
-  if (keys_.size() >= config_.max_keys && keys_.find(limiter.id, key) == nullptr) make_room(key, now);
+  if (keys_.size() >= config_.max_keys && keys_.find(limiter.id, key) == nullptr) make_room(limiter.id, key, now);
   KeyState& state = keys_.find_or_insert(limiter.id, key);
   const bool first = state.unsent.empty();
   const Birth birth{now, hits};
@@ -198,23 +215,20 @@ void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now)
     count_for_other_side(limiter, key, {&own, 1}, now);
   }
   if (first && limiter.terms.flush_after.v > 0 && aging_.size() < kAgingMax) {
-    aging_.emplace_back(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
+    aging_.emplace(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
   }
   push_if_due(limiter, state, now);
 }
 
-// Evicts from the key's segment what is expired, else the key of lowest level: it loses the least.
-void Replica::make_room(KeyHash key, Nanos now) {
-  const std::size_t segment = Keys::segment_of(key);
-  const std::size_t before = keys_.size();
-  keys_.sweep(segment, [&](KeyState& state) { return keep_key(state, now); });
-  if (keys_.size() < before) return;
-  const KeyState* least = nullptr;
-  keys_.for_each(segment, [&](const KeyState& state) {
+// Evicts one of the keys that lie near: that of lowest level loses the least, nothing if it is expired.
+void Replica::make_room(LimiterId id, KeyHash key, Nanos now) {
+  KeyState* least = nullptr;
+  keys_.for_some(id, key, kEvictAmong, [&](KeyState& state) {
     if (least == nullptr || state.tat < least->tat) least = &state;
   });
-  if (least == nullptr) return;  // another segment holds them all
-  ++stats_.evicted_keys;
+  if (least == nullptr) return;  // other segments hold them all
+  if (keep_key(*least, now)) ++stats_.evicted_keys;
+  shadows_.erase({least->limiter.v, least->key.v});
   keys_.erase(least->limiter, least->key);
 }
 
@@ -225,11 +239,13 @@ void Replica::count_for_other_side(const Limiter& limiter, KeyHash key, std::spa
   const auto here = static_cast<std::int64_t>(live());
   if (here >= members) return;
   const Policy& policy = limiter.terms.policy;
+  // More fills the bucket for good; as it is, the products below fit.
+  const std::int64_t most = kTimeMax.v / members / policy.interval.v;
   Shadow& shadow = shadows_[{limiter.id.v, key.v}];
   IntervalSet set = shadow.set.load();
   Tokens held{ceil_div(shadow.admitted.v * members, here) - shadow.admitted.v};
   for (const Interval& birth : births) {
-    shadow.admitted = shadow.admitted + birth.count;
+    shadow.admitted = {std::min(most, shadow.admitted.v + std::min(most, birth.count.v))};
     const Tokens wanted{ceil_div(shadow.admitted.v * members, here) - shadow.admitted.v};
     if (wanted <= held) continue;
     if (set.size() == kIntervalCap) set.compact(policy, now);
@@ -359,7 +375,10 @@ bool Replica::keep_key(KeyState& state, Nanos now) {
       keys_.account(state.unsent.store(unsent));
     }
   }
-  return !published.empty() || !state.unsent.empty();
+  const bool keep = !published.empty() || !state.unsent.empty();
+  // What is held on behalf of an unreachable side is of the same times, and expired too.
+  if (!keep) shadows_.erase({state.limiter.v, state.key.v});
+  return keep;
 }
 
 void Replica::sweep(Nanos now) {
@@ -405,14 +424,21 @@ void Replica::arrival(const Arrival& arrival, Nanos now, Effects& effects) {
 void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now,
                           Effects& effects) {
   bool parks = false;
+  // Births of its last run are true, but what that run asked for or said of itself has no meaning for this one.
+  const bool current = frame.incarnation == peer.incarnation;
+  std::array<bool, std::variant_size_v<Item>> answered{};
   if (relays_) relayed_.emplace(self_.incarnation);
   for (const Item& item : frame.items) {
+    const bool births = std::holds_alternative<RecordItem>(item) || std::holds_alternative<ChunkItem>(item);
+    if (!births && !current) continue;
+    // Nobody asks twice in one frame: who does could have a little frame answered with many large ones.
+    if (is_question(item) && std::exchange(answered[item.index()], true)) continue;
     if (const auto* const record = std::get_if<RecordItem>(&item)) {
       copy_ ? void(parks = true) : apply(peer, frame, *record, now);
     } else if (const auto* const chunk = std::get_if<ChunkItem>(&item)) {
       copy_ ? void(parks = true) : apply(peer, frame, *chunk, now, effects);
     } else if (const auto* const beat = std::get_if<HeartbeatItem>(&item)) {
-      if (frame.incarnation == peer.incarnation) apply(peer, *beat, now);
+      apply(peer, *beat, now);
     } else if (const auto* const nack = std::get_if<NackItem>(&item)) {
       apply(peer, *nack, effects);
     } else if (const auto* const gone = std::get_if<GoneItem>(&item)) {
@@ -451,8 +477,8 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
 // Whether a record is one that this node counts, if it wasn't seen before.
 bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   const Limiter* const its = limiter(item.subject.limiter);
-  const bool known = its != nullptr && item.subject.version <= its->terms.version &&
-                     item.subject.epoch == config_.epoch && item.subject.key.v != 0;
+  const bool known =
+      its != nullptr && item.subject.version <= its->terms.version && item.subject.epoch == config_.epoch;
   if (!known) {
     ++stats_.refused;
     return false;
@@ -468,7 +494,7 @@ bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item,
     ++stats_.refused;
     return false;
   }
-  if (item.subject.version == its->terms.version && !IntervalSet::valid(its->terms.policy, births)) {
+  if (!its->takes(item.subject, births)) {
     ++stats_.malformed;
     return false;
   }
@@ -479,9 +505,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   if (item.origin == self_) return;
   Origin* origin = origins_.find(item.origin);
   if (origin == nullptr) {
-    const bool belongs = std::binary_search(members_.begin(), members_.end(), item.origin.node);
-    const auto collected = collected_.find(item.origin.node.v);
-    if (!belongs || (collected != collected_.end() && item.origin.incarnation <= collected->second)) {
+    if (!belongs(item.origin)) {
       ++stats_.refused;
       return;
     }
@@ -523,7 +547,7 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
     if (!set.insert(policy, {now, weight})) return;
   }
   if (keys_.size() >= config_.max_keys && keys_.find(subject.limiter, subject.key) == nullptr) {
-    make_room(subject.key, now);
+    make_room(subject.limiter, subject.key, now);
   }
   KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
   publish(*its, state, set, now);
@@ -540,7 +564,8 @@ void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> 
   writer.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, writer.since(before));
   trim_others(now);
-  if (relayed_) relayed_->raw(writer.since(before));
+  // What doesn't fit will be asked for.
+  if (relayed_ && relayed_->size() + writer.size() <= kFrameMax) relayed_->raw(writer.since(before));
 }
 
 // Sending.

@@ -11,8 +11,13 @@
 namespace weir {
 namespace {
 
+// Of what is asked for a key at the same time no more than this is counted: more than any capacity, and twice fits.
+constexpr Tokens kAskedMost{kSpanMax.v + 1};
+
 // How long another node's claim counts if nothing more is heard of it.
 constexpr Nanos kClaimExpires{1'000'000'000};
+
+Tokens add(Tokens sum, Tokens hits) noexcept { return std::min(kAskedMost, sum + hits); }
 
 }  // namespace
 
@@ -44,7 +49,7 @@ bool Replica::claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& 
 Tokens Replica::claimed_by_others(LimiterId limiter, KeyHash key) const noexcept {
   Tokens sum;
   for (const Tentative& claim : tentative_) {
-    if (claim.limiter == limiter && claim.key == key) sum = sum + claim.hits;
+    if (claim.limiter == limiter && claim.key == key) sum = add(sum, claim.hits);
   }
   return sum;
 }
@@ -84,10 +89,10 @@ void Replica::decide(const Claim& claim, Nanos now, Effects& effects) {
   Tokens older;
   for (const Tentative& other : tentative_) {
     const bool before = std::pair(other.time, other.node) < std::pair(claim.time, self_.node);
-    if (other.limiter == claim.limiter && other.key == claim.key && before) older = older + other.hits;
+    if (other.limiter == claim.limiter && other.key == claim.key && before) older = add(older, other.hits);
   }
   for (const Claim& own : claims_) {
-    if (own.limiter == claim.limiter && own.key == claim.key && own.id < claim.id) older = older + own.hits;
+    if (own.limiter == claim.limiter && own.key == claim.key && own.id < claim.id) older = add(older, own.hits);
   }
   const KeyState* const state = keys_.find(claim.limiter, claim.key);
   const Tokens asked = claim.hits + older;

@@ -9,6 +9,12 @@ namespace {
 
 // How long the records of a run that ended may still come from others' logs, before the run is forgotten and refused.
 constexpr Nanos kKeepDead{60'000'000'000};
+// Runs of one node that are known at a time: of one that restarts more often than that, the oldest are forgotten early.
+constexpr std::size_t kRunsMax = 16;
+// Nodes of which forgotten runs are refused, though they are no members any more: they may be registered again.
+constexpr std::size_t kCollectedMax = std::size_t{1} << 16;
+// A longer round trip is none: the peer's clock was set, or it says what isn't so.
+constexpr Nanos kTripMax{60'000'000'000};
 
 }  // namespace
 
@@ -26,13 +32,32 @@ std::optional<std::pair<Nanos, Nanos>> Replica::clock_of(NodeId node) const noex
   return std::pair{peer->offset, peer->round_trip};
 }
 
-// The entry of a run, made if there is none. All runs of a node but its last are over.
+// Whether a run that isn't known yet may become so by what others tell of it.
+bool Replica::belongs(const OriginId& id) const noexcept {
+  const auto collected = collected_.find(id.node.v);
+  return std::binary_search(members_.begin(), members_.end(), id.node) &&
+         (collected == collected_.end() || id.incarnation > collected->second) && runs(id.node) < kRunsMax;
+}
+
+std::size_t Replica::runs(NodeId node) const noexcept {
+  return static_cast<std::size_t>(
+      std::count_if(origins_.begin(), origins_.end(), [&](const Origin& origin) { return origin.id.node == node; }));
+}
+
+// The entry of a run, made if there is none. All runs of a node but its last are over: the last that was heard from
+// itself, if it is a neighbour. What others say of later ones can't end it.
 Origin& Replica::run_of(const OriginId& id, Nanos now) {
   origins_.add(id);
+  const Peer* const peer = find(id.node);
+  const bool member = std::binary_search(members_.begin(), members_.end(), id.node) && id.node != self_.node;
   for (auto at = origins_.begin(); at != origins_.end(); ++at) {
     const auto next = std::next(at);
-    const bool over = at->id.node == self_.node || (next != origins_.end() && next->id.node == at->id.node);
-    if (at->id.node == id.node && over) at->dead_since = std::min(at->dead_since, now);
+    const bool later = next != origins_.end() && next->id.node == at->id.node;
+    const bool heard = peer != nullptr && peer->incarnation != 0;
+    const bool over = !member || (heard ? at->id.incarnation < peer->incarnation : later);
+    if (at->id.node != id.node || !over) continue;
+    if (at->dead_since == kNever) at->attempts = 0;  // as in went_away
+    at->dead_since = std::min(at->dead_since, now);
   }
   return *origins_.find(id);
 }
@@ -45,7 +70,13 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
   if (incarnation <= peer.incarnation) return true;
   const bool restarted = peer.incarnation != 0;
   peer.incarnation = incarnation;
-  run_of({peer.node, incarnation}, now);
+  if (origins_.find({peer.node, incarnation}) == nullptr && runs(peer.node) >= kRunsMax) {
+    const auto oldest = std::find_if(origins_.begin(), origins_.end(),
+                                     [&](const Origin& origin) { return origin.id.node == peer.node; });
+    // Those that are later than what the node itself says were made up.
+    oldest->id.incarnation < incarnation ? forget_run(oldest->id) : origins_.erase(OriginId(oldest->id));
+  }
+  run_of({peer.node, incarnation}, now).dead_since = kNever;
   if (restarted) {
     // It knows nothing of what its last run had, and will copy it.
     peer.acked = 0;
@@ -66,8 +97,8 @@ void Replica::tick(Nanos now, Effects& effects) {
     collect(now);
   }
   if (now >= sweep_at_) sweep(now);
-  for (; !aging_.empty() && aging_.front().first <= now; aging_.pop_front()) {
-    const auto [id, hash] = aging_.front().second;
+  for (; !aging_.empty() && aging_.top().first <= now; aging_.pop()) {
+    const auto [id, hash] = aging_.top().second;
     KeyState* const state = keys_.find({id}, {hash});
     if (state != nullptr && !state->unsent.empty()) make_due(*state, now);
   }
@@ -80,6 +111,8 @@ void Replica::tick(Nanos now, Effects& effects) {
 // To all neighbours, those that are away too: it is how they are found again.
 void Replica::heartbeats(Nanos now, Effects& effects) {
   while (heartbeat_at_ <= now) heartbeat_at_ = heartbeat_at_ + config_.heartbeat_interval;
+  const bool lost_someone = lost_lately(now);
+  const DigestItem mine = lost_someone ? digest(now) : DigestItem{};
   for (const Peer& peer : peers_) {
     HeartbeatItem beat;
     beat.sent = now;
@@ -92,6 +125,7 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
     beat.ack = theirs == nullptr ? 0 : theirs->upto;
     FrameWriter frame(self_.incarnation);
     frame.put(beat);
+    if (lost_someone) frame.put(mine);
     send_to(peer.node, frame, Traffic::heartbeat, effects);
   }
 }
@@ -103,7 +137,8 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
   if (item.receiver_incarnation == self_.incarnation) {
     peer.acked = item.ack;
     if (peer.live && peer.behind && peer.acked >= peer.caught) peer.behind = false;
-    if (item.echo.v != 0 && item.held.v <= (now - item.echo).v) {
+    const Nanos away = now - item.echo;
+    if (item.echo.v != 0 && item.held <= away && away - item.held <= kTripMax) {
       // Four time stamps, as in NTP (RFC 5905): the round trip less the time it was held, the offset if both ways took
       // the same time.
       const Nanos trip = now - item.echo - item.held;
@@ -159,6 +194,9 @@ void Replica::went_away(Peer& peer, Nanos now) {
   peer.live = false;
   peer.behind = true;
   peer.away_since = now;
+  for (Origin& origin : origins_) {
+    if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
+  }
   measure();
   for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
   news(now, true);
@@ -191,6 +229,7 @@ void Replica::add_member(NodeId node, Nanos now) {
 }
 
 void Replica::remove_member(NodeId node, Nanos now) {
+  if (node == self_.node) return;
   std::erase(members_, node);
   std::erase_if(peers_, [&](const Peer& peer) { return peer.node == node; });
   for (Origin& origin : origins_) {
@@ -214,6 +253,7 @@ std::uint64_t Replica::stable() const noexcept {
 
 // What everyone has, nobody asks for again.
 void Replica::forget_history() {
+  if (copy_) return;  // it may be true for less than its donor has acknowledged since
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {
@@ -224,19 +264,21 @@ void Replica::forget_history() {
   history_.forget(stable(), away);
 }
 
+void Replica::forget_run(const OriginId id) {
+  auto& upto = collected_[id.node.v];
+  upto = std::max(upto, id.incarnation);
+  origins_.erase(id);
+}
+
 // Runs that are over are forgotten, and refused from then on.
 void Replica::collect(Nanos now) {
   std::vector<OriginId> over;
   for (const Origin& origin : origins_) {
     if (origin.dead_since != kNever && now - origin.dead_since > kKeepDead) over.push_back(origin.id);
   }
-  for (const OriginId& id : over) {
-    auto& upto = collected_[id.node.v];
-    upto = std::max(upto, id.incarnation);
-    origins_.erase(id);
-  }
-  // Of nodes that don't belong here nothing is accepted anyway.
-  if (over.empty()) return;
+  for (const OriginId& id : over) forget_run(id);
+  drop_floors();
+  if (collected_.size() <= kCollectedMax) return;
   std::erase_if(collected_, [&](const auto& entry) {
     return !std::binary_search(members_.begin(), members_.end(), NodeId{entry.first});
   });

@@ -23,15 +23,25 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 constexpr std::uint32_t kAskMost = 16;
 constexpr std::uint32_t kCopyAttempts = 12;
 constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
+// Between two copies for the same peer, who asks again after 300 ms at the earliest.
+constexpr Nanos kCopiesApart{100'000'000};
 
 }  // namespace
 
-bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
+std::uint64_t Replica::Floor::upto_of(const OriginId& origin) const noexcept {
+  std::uint64_t most = 0;
   for (const VectorEntry& entry : upto) {
-    if (entry.origin == origin && seq <= entry.upto) return true;
+    const bool forgotten =
+        entry.upto == kForgotten && entry.origin.node == origin.node && entry.origin.incarnation >= origin.incarnation;
+    if (entry.origin == origin || forgotten) most = std::max(most, entry.upto);
   }
-  return std::any_of(beyond.begin(), beyond.end(),
-                     [&](const NackItem& late) { return late.origin == origin && contains(late.ranges, seq); });
+  return most;
+}
+
+bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
+  return seq <= upto_of(origin) || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
+           return late.origin == origin && contains(late.ranges, seq);
+         });
 }
 
 bool Replica::Floor::operator==(const Floor& other) const noexcept {
@@ -104,7 +114,7 @@ void Replica::repair(Nanos now, Effects& effects) {
 void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
   FrameWriter frame(self_.incarnation);
   if (item.origin == self_) {
-    for (const Range& range : item.ranges) supply(peer, range.first - 1, range.last, frame, effects);
+    supply(peer, item.ranges, frame, effects);
     send_to(peer.node, frame, Traffic::repair, effects);
     return;
   }
@@ -123,35 +133,41 @@ void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
   send_to(peer.node, frame, Traffic::repair, effects);
 }
 
-// Own records after `from`, up to `to` or a little further: one by one, or as the chunk that starts where they end.
-void Replica::supply(const Peer& peer, std::uint64_t from, std::uint64_t to, FrameWriter& frame, Effects& effects) {
+// Own records of these ranges, the last of them perhaps a little further: one by one, or as the chunk that starts where
+// they end.
+void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects) {
   std::vector<std::pair<std::uint64_t, std::span<const std::byte>>> records;
   history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) {
-    if (seq > from && seq <= to) records.emplace_back(seq, record);
+    if (contains(ranges, seq)) records.emplace_back(seq, record);
   });
   auto next = records.begin();
-  to = std::min(to, history_.head());
-  for (std::uint64_t at = from; at < to; ++stats_.repaired) {
-    if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
-    while (next != records.end() && next->first <= at) ++next;
-    // Who lacks a part of a chunk only can't take the whole.
-    const bool single = next != records.end() && next->first == at + 1;
-    if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
-      FrameWriter chunk(self_.incarnation);
-      chunk.chunk(piece->from, piece->to, piece->entries.size());
-      for (const auto& [key, entry] : piece->entries) chunk.entry(entry.first, entry.second.load().intervals());
-      if (chunk.size() <= kFrameMax) {
-        send_to(peer.node, chunk, Traffic::repair, effects);
-        at = piece->to;
-        continue;
+  std::uint64_t at = 0;
+  for (const Range& range : ranges) {
+    const std::uint64_t to = std::min(range.last, history_.head());
+    for (at = std::max(at, range.first - 1); at < to; ++stats_.repaired) {
+      if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
+      while (next != records.end() && next->first <= at) ++next;
+      // Who lacks a part of a chunk only can't take the whole.
+      const bool single = next != records.end() && next->first == at + 1;
+      if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
+        FrameWriter chunk(self_.incarnation);
+        chunk.chunk(piece->from, piece->to, piece->entries.size());
+        for (const auto& [key, entry] : piece->entries) chunk.entry(entry.first, entry.second.load().intervals());
+        if (chunk.size() <= kFrameMax) {
+          // What leads up to the chunk goes first: else it would be refused.
+          send_to(peer.node, frame, Traffic::repair, effects);
+          send_to(peer.node, chunk, Traffic::repair, effects);
+          at = piece->to;
+          continue;
+        }
       }
+      if (!single) {
+        frame.put(GoneItem{self_, history_.head()});
+        return;
+      }
+      frame.raw(next->second);
+      at = next->first;
     }
-    if (!single) {
-      frame.put(GoneItem{self_, history_.head()});
-      return;
-    }
-    frame.raw(next->second);
-    at = next->first;
   }
 }
 
@@ -192,20 +208,20 @@ void Replica::send_vector(const Peer& peer, bool answer, Effects& effects) {
 }
 
 void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
+  bool supplied = false;
   for (const VectorEntry& entry : item.entries) {
     if (entry.origin == self_) {
       peer.acked = entry.upto;
-      if (!peer.behind) continue;
+      if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
-      supply(peer, entry.upto, peer.caught, frame, effects);
+      const Range lacks{entry.upto + 1, peer.caught};
+      supply(peer, {&lacks, 1}, frame, effects);
       send_to(peer.node, frame, Traffic::repair, effects);
       continue;
     }
     Origin* origin = origins_.find(entry.origin);
     if (origin == nullptr) {
-      const auto collected = collected_.find(entry.origin.node.v);
-      const bool over = collected != collected_.end() && entry.origin.incarnation <= collected->second;
-      if (over || !std::binary_search(members_.begin(), members_.end(), entry.origin.node)) continue;
+      if (!belongs(entry.origin)) continue;
       origin = &run_of(entry.origin, now);
     }
     // What is ahead may be on its way here too.
@@ -248,6 +264,17 @@ DigestItem Replica::digest(Nanos now) const {
   return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
 }
 
+// Whether a run ended or a peer went away lately. Of a living origin's records everyone learns from its heartbeats; the
+// last ones of a lost origin may have reached only some, so that all heartbeats carry a digest for a while.
+bool Replica::lost_lately(Nanos now) const noexcept {
+  return std::any_of(origins_.begin(), origins_.end(),
+                     [&](const Origin& origin) {
+                       return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;
+                     }) ||
+         std::any_of(peers_.begin(), peers_.end(),
+                     [&](const Peer& peer) { return !peer.live && now - peer.away_since < kDeadInDigests; });
+}
+
 void Replica::news(Nanos now, bool of_members) noexcept {
   if (of_members) {
     digest_at_ = now + config_.gossip_interval;
@@ -277,6 +304,10 @@ void Replica::send_digest(Nanos now, Effects& effects) {
 
 void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects) {
   const OriginId id{peer.node, frame.incarnation};
+  if (origins_.find(id) == nullptr && !belongs(id)) {
+    ++stats_.refused;  // it waited for a copy that knows of its run's end
+    return;
+  }
   Origin& origin = run_of(id, now);
   if (origin.upto >= item.to) {
     ++stats_.duplicates;
@@ -306,7 +337,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   for (const EntryItem& entry : item.entries) {
     const Limiter* const its = limiter(entry.subject.limiter);
     const auto births = frame.set(entry.set);
-    if (its == nullptr || entry.subject.key.v == 0 || !IntervalSet::valid(its->terms.policy, births)) {
+    if (its == nullptr || !its->takes(entry.subject, births)) {
       ++stats_.malformed;
       continue;
     }
@@ -325,7 +356,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
 
 void Replica::start_copy(NodeId donor, Nanos now, Effects& effects) {
   if (copy_) return;
-  copy_.emplace();
+  copy_ = Copying{};
   copy_->donor = donor;
   ask_for_copy(now, effects);
 }
@@ -349,6 +380,14 @@ void Replica::ask_for_copy(Nanos now, Effects& effects) {
   copy.deadline = now + Nanos{wait};
   ++copy.attempts;
   if (chosen == nullptr) return;
+  // Answers of several donors have nothing in common.
+  if (chosen->node != copy.donor) {
+    std::erase_if(copy.parts, [&](const auto& entry) { return (copy.wanted >> entry.first & 1) != 0; });
+    copy.keys = 0;
+    for (const auto& [segment, parts] : copy.parts) {
+      for (const CopyPart& part : parts) copy.keys += part.item.entries.size();
+    }
+  }
   copy.donor = chosen->node;
   FrameWriter frame(self_.incarnation);
   frame.put(CopyRequestItem{copy.wanted});
@@ -360,6 +399,7 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   // waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
   // would wait for each other.)
   if ((copy_ && config_.joining) || !floors_.empty()) return;
+  if (now - peer.copied < kCopiesApart) return;  // asked twice
   CopyItem head;
   head.answer = ++copies_given_;
   head.vector = vector();
@@ -372,6 +412,7 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
                   [](const NackItem& late) { return late.ranges.size() > kRangesMax; })) {
     return;
   }
+  peer.copied = now;
   FrameWriter frame(self_.incarnation);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     if ((item.segments >> segment & 1) == 0) continue;
@@ -404,9 +445,16 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
   const std::uint64_t bit = std::uint64_t{1} << item.segment;
   if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
   auto& parts = copy_->parts[item.segment];
-  if (item.part == 0) parts.clear();
-  // Out of turn, or of another answer: the segment will be asked for again.
-  if (item.part != parts.size() || (!parts.empty() && parts.front().item.vector != item.vector)) return;
+  if (item.part == 0) {
+    for (const CopyPart& part : parts) copy_->keys -= part.item.entries.size();
+    parts.clear();
+  }
+  // Out of turn, of another answer, or more than there can be: the segment will be asked for again.
+  if (item.part != parts.size() || (!parts.empty() && parts.front().item.answer != item.answer) ||
+      copy_->keys + item.entries.size() > 2 * config_.max_keys + kPartEntries) {
+    return;
+  }
+  copy_->keys += item.entries.size();
   CopyPart part{item, {}};
   for (EntryItem& entry : part.item.entries) {
     const auto births = frame.set(entry.set);
@@ -427,8 +475,8 @@ void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>&
   for (const CopyPart& part : parts) {
     for (const EntryItem& entry : part.item.entries) {
       const Limiter* const its = limiter(entry.subject.limiter);
-      const bool fits = its != nullptr && entry.subject.key.v != 0 && Keys::segment_of(entry.subject.key) == segment &&
-                        IntervalSet::valid(its->terms.policy, part.set(entry.set));
+      const bool fits = its != nullptr && Keys::segment_of(entry.subject.key) == segment &&
+                        its->takes(entry.subject, part.set(entry.set));
       fits ? put_back(entry.subject, part.set(entry.set), now) : void(++stats_.malformed);
     }
   }
@@ -439,16 +487,21 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
   const auto wanted = [&](KeyHash key) { return !segment || Keys::segment_of(key) == *segment; };
   std::map<std::uint64_t, std::span<const std::byte>> records;
   history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace(seq, record); });
-  for (std::uint64_t at = 0; at < history_.head();) {
-    if (floor.covers(self_, at + 1)) {
+  const auto covered_in = [&](std::uint64_t from, std::uint64_t to) {
+    return std::any_of(floor.beyond.begin(), floor.beyond.end(), [&](const NackItem& late) {
+      return late.origin == self_ && std::any_of(late.ranges.begin(), late.ranges.end(), [&](const Range& range) {
+               return range.first <= to && range.last > from;
+             });
+    });
+  };
+  for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
+    if (covered_in(at, at + 1)) {
       ++at;
       continue;
     }
     // A piece of which the floor covers a part can't be told from that part.
     const Piece* const piece = history_.piece_from(at);
-    bool whole = piece != nullptr;
-    for (std::uint64_t seq = at + 1; whole && seq <= piece->to; ++seq) whole = !floor.covers(self_, seq);
-    if (whole) {
+    if (piece != nullptr && !covered_in(at, piece->to)) {
       for (const auto& [key, entry] : piece->entries) {
         if (wanted(entry.first.key)) put_back(entry.first, entry.second.load().intervals(), now);
       }
@@ -492,9 +545,7 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
   for (const NackItem& late : floor.beyond) {
     Origin* const origin = origins_.find(late.origin);
     if (origin == nullptr) continue;
-    for (const Range& range : late.ranges) {
-      for (std::uint64_t seq = range.first; seq <= range.last; ++seq) origin->mark(seq);
-    }
+    for (const Range& range : late.ranges) origin->mark(range);
   }
 }
 
@@ -534,15 +585,16 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
     stand_at(floors.begin()->second, now);
   } else {
     // The vector stands where all segments do; what single segments have beyond that is kept as their floor.
-    Floor least = floors.begin()->second;
-    least.beyond.clear();
+    // An origin that one donor didn't know yet stands at 0, so that the floors of the others are kept.
+    std::map<OriginId, std::uint64_t> stands;
     for (const auto& [segment, floor] : floors) {
       add_own_births(floor, segment, now);
-      for (VectorEntry& entry : least.upto) {
-        const auto same = std::find_if(floor.upto.begin(), floor.upto.end(),
-                                       [&](const VectorEntry& other) { return other.origin == entry.origin; });
-        entry.upto = same == floor.upto.end() ? 0 : std::min(entry.upto, same->upto);
-      }
+      for (const VectorEntry& entry : floor.upto) stands.emplace(entry.origin, kForgotten);
+    }
+    Floor least;
+    for (auto& [origin, upto] : stands) {
+      for (const auto& [segment, floor] : floors) upto = std::min(upto, floor.upto_of(origin));
+      least.upto.push_back({origin, upto});
     }
     stand_at(least, now);
     floors_ = std::move(floors);
@@ -551,8 +603,10 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys_.sweep(segment, [&](KeyState& state) {
       if (const Limiter* const its = limiter(state.limiter)) state.tat = union_tat(*its, state);
-      return !state.published.empty() || !state.unsent.empty();
+      return true;
     });
+    // Apart from that, as a sweep that erases doesn't visit all.
+    keys_.sweep(segment, [&](KeyState& state) { return keep_key(state, now); });
   }
   for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;
@@ -564,10 +618,14 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
 void Replica::drop_floors() {
   std::erase_if(floors_, [&](const auto& entry) {
     const Floor& floor = entry.second;
-    return floor.beyond.empty() && std::all_of(floor.upto.begin(), floor.upto.end(), [&](const VectorEntry& says) {
-             if (says.origin == self_) return true;
-             const Origin* const origin = origins_.find(says.origin);
-             return origin == nullptr || origin->upto >= says.upto;
+    const auto reached = [&](const OriginId& id, std::uint64_t upto) {
+      const Origin* const origin = origins_.find(id);
+      return id == self_ || origin == nullptr || origin->upto >= upto;
+    };
+    return std::all_of(floor.upto.begin(), floor.upto.end(),
+                       [&](const VectorEntry& says) { return reached(says.origin, says.upto); }) &&
+           std::all_of(floor.beyond.begin(), floor.beyond.end(), [&](const NackItem& late) {
+             return late.ranges.empty() || reached(late.origin, late.ranges.back().last);
            });
   });
 }

@@ -1,17 +1,19 @@
 // nif: the library's entries, and its life in the emulator.
 //
 // The first instance makes the state (registry, tables, secret); an instance that is loaded as an upgrade of the module
-// takes it over, and the handles with it; the last instance to be unloaded deletes it. Instances share the state only
-// if they were built with the same kAbi, which weir_nif.erl passes in: raise it there and here whenever State, or
-// anything in it, changes its layout.
+// takes it over, and the handles and replicas with it; the last instance to be unloaded deletes it. Instances share the
+// state only if they were built with the same kAbi, which weir_nif.erl passes in: raise it there and here whenever
+// State, or anything in it or in a resource, changes its layout.
 #include <erl_nif.h>
 
 #include <array>
 
 #include "clock.hpp"
 #include "limiter_nif.hpp"
+#include "replica_nif.hpp"
 #include "table_nif.hpp"
 #include "term.hpp"
+#include "thesis_nif.hpp"
 
 namespace weir::nif {
 
@@ -32,7 +34,7 @@ int start(ErlNifEnv* env, ERL_NIF_TERM load_info, void* old_state, void** new_st
   clock_start({.fallback = false, .not_before = state == nullptr ? Nanos{0} : state->now()});
   const auto flags = static_cast<ErlNifResourceFlags>(ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
   handle_type = enif_open_resource_type(env, nullptr, "weir_handle", drop_handle, flags, nullptr);
-  if (handle_type == nullptr) return kNoResourceType;
+  if (handle_type == nullptr || !open_replica_type(env, flags)) return kNoResourceType;
   if (state == nullptr) {
     ErlNifSysInfo system;
     enif_system_info(&system, sizeof(system));
@@ -67,10 +69,13 @@ void unload(ErlNifEnv*, void* private_data) {
 
 // ERL_NIF_INIT wants one array.
 struct Functions {
-  ErlNifFunc all[table_functions.size() + limiter_functions.size()];
+  ErlNifFunc
+      all[table_functions.size() + limiter_functions.size() + thesis_functions.size() + replica_functions.size()];
   Functions() noexcept {
-    std::copy(table_functions.begin(), table_functions.end(), all);
-    std::copy(limiter_functions.begin(), limiter_functions.end(), all + table_functions.size());
+    ErlNifFunc* const limiters = std::copy(table_functions.begin(), table_functions.end(), all);
+    ErlNifFunc* const thesis = std::copy(limiter_functions.begin(), limiter_functions.end(), limiters);
+    ErlNifFunc* const replicas = std::copy(thesis_functions.begin(), thesis_functions.end(), thesis);
+    std::copy(replica_functions.begin(), replica_functions.end(), replicas);
   }
 } functions;
 

@@ -29,7 +29,11 @@ inline constexpr unsigned kMaxTupleDepth = 3;
 #define WEIR_ATOMS(X) \
   X(allow) X(deny) X(infinity) X(ok) X(more) X(done) X(error) X(created) X(changed) X(busy) \
   X(fixed) X(too_many) X(unknown_limiter) X(other_key) X(long_key) X(bad_hits) X(bad_item) \
-  X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) X(weir_internal_error)
+  X(allowed) X(limit) X(remaining) X(reset_ms) X(retry_ms) X(system_limit) X(weir_internal_error) \
+  X(malformed) X(unlike_interval) X(too_long) X(too_late) X(out_of_order) X(bad_list) X(bad_interval) X(bad_window) \
+  X(bad_threshold) \
+  X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(answer) X(send) X(data) X(repair) X(heartbeat) \
+  X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown)
 // clang-format on
 
 struct Atoms {

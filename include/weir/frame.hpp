@@ -80,7 +80,7 @@ struct Range {
   std::uint64_t last = 0;
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
-// "Send me these records of that origin."
+// "Send me these records of that origin." The ranges ascend.
 struct NackItem {
   OriginId origin;
   std::vector<Range> ranges;

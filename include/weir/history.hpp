@@ -25,6 +25,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -77,9 +78,10 @@ class Journal {
   std::size_t head_ = 0;
 };
 
-// Own births of records (from, to], folded by key.
+// Own births of records (from, to], folded by key: under each version of its limiter for itself, as the births of one
+// mean nothing under another.
 struct Piece {
-  using Key = std::pair<std::uint32_t, std::uint64_t>;  // limiter, key
+  using Key = std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>;  // limiter, key, version
   std::uint64_t from = 0;
   std::uint64_t to = 0;
   bool lost = false;  // it grew past its limit

@@ -12,7 +12,7 @@
 //                          one more
 //
 //   Keys: 64 segments by the upper bits of the key's hash, each an open-addressing table of states
-//   (linear probing, erased by shifting back, grown by a quarter). Their order depends on nothing but the keys and the
+//   (linear probing, erased by shifting back, grown by an eighth). Their order depends on nothing but the keys and the
 //   order of insertion, so all that walks over them is deterministic; segments are the unit of state copies.
 //
 // Thread safety: none (a replica's own). Complexity: constant expected; a growth is linear in its segment.
@@ -152,6 +152,20 @@ class Keys {
     // its end is left to the next sweep.)
     for (std::size_t i = part.places.size(); i-- > 0;) {
       if (part.places[i].key.v != 0 && !visit(part.places[i])) erase_at(part, i);
+    }
+  }
+  // Calls `visit(state)` for keys of the segment that `key` belongs to, from where it would lie on, at most `most`.
+  template <class Visit>
+  void for_some(LimiterId limiter, KeyHash key, std::size_t most, Visit visit) {
+    Segment& part = segments_[segment_of(key)];
+    const std::size_t places = part.places.size();
+    std::size_t at = places == 0 ? 0 : home(part, limiter, key);
+    for (std::size_t i = 0; i < places && most > 0; ++i) {
+      if (part.places[at].key.v != 0) {
+        visit(part.places[at]);
+        --most;
+      }
+      at = at + 1 == places ? 0 : at + 1;
     }
   }
   template <class Visit>

@@ -37,6 +37,8 @@ struct Origin {
   bool seen(std::uint64_t seq) const noexcept;
   // Notes that `seq` was applied. False if it was seen before, or if there is no room to remember it.
   bool mark(std::uint64_t seq);
+  // Notes that all of `range` are there (a state copy). False if there is no room to remember them.
+  bool mark(const Range& range);
   // All up to `seq` are there (a chunk, a state copy).
   void advance(std::uint64_t seq);
   bool complete() const noexcept { return upto >= known; }

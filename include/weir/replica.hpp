@@ -17,6 +17,9 @@
 //             one chunk an absence. When it is back both exchange vectors at once. What is gone from the logs is made
 //             good by a state copy.
 //   join      a later incarnation of a node copies all segments from a peer, each with the vector it is true for.
+//   forget    runs that are over, or whose node was removed, are refused once they are forgotten: a node that comes
+//   back
+//             after that comes as a later incarnation, and incarnations of a node ascend.
 //
 // Guarantees: no birth is counted twice on a node. What a crashed node had not sent is lost (at most slack/N tokens a
 // key), and what it sent that reached nobody. Everything else arrives, once the nodes can reach each other, within the
@@ -31,9 +34,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <map>
 #include <optional>
+#include <queue>
 #include <span>
 #include <utility>
 #include <vector>
@@ -145,10 +149,15 @@ class Replica final : public Machine {
     bool timed = false;
     Nanos offset;
     Nanos round_trip;
+    Nanos copied;  // when it was given a copy of the state
   };
   struct Limiter {
     LimiterId id;
     ReplicatedTerms terms;
+    // Whether these births, said to be of `subject`, can be counted.
+    bool takes(const Subject& subject, std::span<const Interval> births) const noexcept {
+      return subject.key.v != 0 && (subject.version != terms.version || IntervalSet::valid(terms.policy, births));
+    }
   };
   using Key = std::pair<std::uint32_t, std::uint64_t>;  // limiter, key
   // Under Partition::share: tokens admitted by this side since the cut, and the births held on behalf of the other.
@@ -179,6 +188,7 @@ class Replica final : public Machine {
   struct Floor {
     std::vector<VectorEntry> upto;
     std::vector<NackItem> beyond;
+    std::uint64_t upto_of(const OriginId& origin) const noexcept;
     bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
     bool operator==(const Floor& other) const noexcept;
   };
@@ -191,6 +201,7 @@ class Replica final : public Machine {
     NodeId donor;
     std::uint64_t wanted = ~std::uint64_t{0};  // segments that are still to come
     std::map<std::uint8_t, std::vector<CopyPart>> parts;
+    std::size_t keys = 0;  // in `parts`
     Nanos deadline;
     std::uint32_t attempts = 0;
   };
@@ -208,7 +219,7 @@ class Replica final : public Machine {
   void make_due(KeyState& state, Nanos at);
   void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
   void emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame);
-  void make_room(KeyHash key, Nanos now);
+  void make_room(LimiterId id, KeyHash key, Nanos now);
   void sweep(Nanos now);
   bool keep_key(KeyState& state, Nanos now);
   void publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now);
@@ -224,7 +235,10 @@ class Replica final : public Machine {
   // replica_peers.cpp: signs of life, membership
   Peer* find(NodeId node) noexcept;
   const Peer* find(NodeId node) const noexcept;
+  bool belongs(const OriginId& id) const noexcept;
+  std::size_t runs(NodeId node) const noexcept;
   Origin& run_of(const OriginId& id, Nanos now);
+  void forget_run(OriginId id);
   bool enroll(Peer& peer, std::uint64_t incarnation, Nanos now);
   void tick(Nanos now, Effects& effects);
   void heartbeats(Nanos now, Effects& effects);
@@ -243,12 +257,13 @@ class Replica final : public Machine {
   void repair(Nanos now, Effects& effects);
   Peer* whom_to_ask(const Origin& origin, Nanos now);
   void apply(Peer& peer, const NackItem& item, Effects& effects);
-  void supply(const Peer& peer, std::uint64_t from, std::uint64_t to, FrameWriter& frame, Effects& effects);
+  void supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
   std::vector<NackItem> beyond() const;
   void send_vector(const Peer& peer, bool answer, Effects& effects);
   void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
   DigestItem digest(Nanos now) const;
+  bool lost_lately(Nanos now) const noexcept;
   void send_digest(Nanos now, Effects& effects);
   void news(Nanos now, bool of_members = false) noexcept;
   void apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects);
@@ -296,7 +311,8 @@ class Replica final : public Machine {
 
   std::vector<Key> due_;  // keys whose unsent goes with the next frame
   Nanos flush_at_ = kNever;
-  std::deque<std::pair<Nanos, Key>> aging_;  // when to look at a key for flush_after
+  // When to look at a key for flush_after, the earliest first.
+  std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
   std::vector<Claim> claims_;
   std::vector<Tentative> tentative_;

@@ -1,5 +1,10 @@
 // Replicas in a simulated network: the push rule, repair, absence, join, partitions, claims.
+#include <functional>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
 #include "cluster.hpp"
@@ -209,6 +214,541 @@ TEST_CASE("births from the far future put a peer into quarantine", "[replica]") 
   CHECK(cluster.at(0).published(kLimiter, kKey).empty());
   CHECK(cluster.at(0).stats().refused > 0);
   CHECK(cluster.at(2).clock_of({1})->first > ms(10'000));
+}
+
+// One replica, and frames by hand.
+
+namespace {
+
+constexpr std::uint64_t kLimit = static_cast<std::uint64_t>(kTimeMax.v);
+
+// Node 0 of four, told things by the others, who needn't be honest.
+class Told {
+ public:
+  explicit Told(const ReplicatedTerms& how, const std::function<void(ReplicaConfig&)>& configure = {})
+      : replica(config(configure)) {
+    put({0}, how);
+  }
+
+  Replica replica;
+  Effects effects;  // of the last step
+  Nanos now = kBase;
+
+  void put(LimiterId limiter, const ReplicatedTerms& how) { replica.put_limiter(limiter, how, now, effects); }
+  void step(const Event& event) {
+    effects.clear();
+    replica.step(event, now, effects);
+  }
+  void hear(std::uint32_t node, FrameWriter& frame) {
+    const Bytes bytes = frame.take();
+    step(Arrival{{node}, bytes});
+  }
+  template <class What>
+  void hear(std::uint32_t node, std::uint64_t incarnation, const What& item) {
+    FrameWriter frame(incarnation);
+    frame.put(item);
+    hear(node, frame);
+  }
+  void hear_record(std::uint32_t node, const OriginId& origin, std::uint64_t seq, KeyHash key,
+                   std::int64_t weight = 1) {
+    FrameWriter frame(origin.node.v == node ? origin.incarnation : 1);
+    const Interval one{now, {weight}};
+    frame.record(origin, origin.node.v != node, seq, {kLimiter, 1, 0, key}, {&one, 1});
+    hear(node, frame);
+  }
+  void hear_beat(std::uint32_t node, std::uint64_t incarnation, std::uint64_t head = 0, std::uint64_t ack = 0) {
+    HeartbeatItem beat;
+    beat.sent = now;
+    beat.head = head;
+    beat.receiver_incarnation = 1;
+    beat.ack = ack;
+    hear(node, incarnation, beat);
+  }
+  bool asks(KeyHash key, Tokens hits = {1}, LimiterId limiter = kLimiter) {
+    step(Ask{1, limiter, key, hits});
+    return effects.answers.at(0).allowed;
+  }
+  // Lets time pass; the others give signs of life each half second, if `incarnation` isn't 0.
+  void pass(Nanos span, std::uint64_t incarnation = 0) {
+    const Nanos until = now + span;
+    Nanos beat = now;
+    while (now < until) {
+      for (int ticks = 0; replica.wake() <= now; ++ticks) {
+        REQUIRE(ticks < 100);
+        step(Tick{});
+      }
+      if (beat <= now && incarnation != 0) {
+        for (std::uint32_t node = 1; node < 4; ++node) hear_beat(node, incarnation);
+        beat = now + ms(500);
+      }
+      now = std::min({until, std::max(now + Nanos{1}, replica.wake()), incarnation == 0 ? until : beat});
+    }
+  }
+  // Asks for a copy, by saying that a record of node 1 is gone; returns who is asked.
+  void want_copy() {
+    hear(1, 1, GoneItem{{{1}, 1}, 1000});
+    REQUIRE(replica.copying());
+  }
+  // One segment of the copy, with at most one entry.
+  void hear_segment(CopyItem head, std::uint32_t donor = 1, std::optional<std::pair<Subject, Interval>> entry = {}) {
+    FrameWriter frame(1);
+    frame.copy(head, entry ? 1 : 0);
+    if (entry) frame.entry(entry->first, {&entry->second, 1});
+    hear(donor, frame);
+  }
+  std::int64_t published(KeyHash key) const { return replica.published(kLimiter, key).weight().v; }
+  std::size_t sent_bytes() const {
+    std::size_t sum = 0;
+    for (const Send& send : effects.sends) sum += effects.frames[send.frame].size();
+    return sum;
+  }
+
+ private:
+  static ReplicaConfig config(const std::function<void(ReplicaConfig&)>& configure) {
+    ReplicaConfig made;
+    made.self = {0};
+    for (std::uint32_t node = 0; node < 4; ++node) made.members.push_back({node});
+    made.neighbours = {{1}, {2}, {3}};
+    made.start = kBase;
+    if (configure) configure(made);
+    return made;
+  }
+};
+
+CopyItem segment_of(std::size_t segment, std::vector<VectorEntry> vector) {
+  CopyItem head;
+  head.segment = static_cast<std::uint8_t>(segment);
+  head.vector = std::move(vector);
+  return head;
+}
+
+// Of a frame that a replica sent.
+template <class What>
+std::size_t count_items(const Effects& effects) {
+  std::size_t count = 0;
+  Frame frame;
+  for (const Bytes& bytes : effects.frames) {
+    REQUIRE(decode(bytes, {0}, frame) == FrameError::none);
+    for (const Item& item : frame.items) count += std::holds_alternative<What>(item) ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a round trip of years is none", "[replica]") {
+  Told told(terms(100, ms(1000)));
+  HeartbeatItem beat;
+  beat.sent = kBase;
+  beat.echo = {1};
+  beat.receiver_incarnation = 1;
+  beat.head = 5;
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear(node, 1, beat);
+  CHECK_FALSE(told.replica.clock_of({1}));
+  // What is missing is asked for again and again, each time later.
+  told.pass(ms(20'000));
+  CHECK(told.replica.stats().nacks > 3);
+}
+
+TEST_CASE("a copy may say of huge ranges that they are there", "[replica]") {
+  Told told(terms(100, ms(1000)));
+  told.hear_record(2, {{2}, 1}, 1, kKey);
+  told.want_copy();
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    CopyItem head = segment_of(segment, {{{{1}, 1}, 1000}, {{{2}, 1}, 1}});
+    head.beyond = {{{{2}, 1}, {{3, 3}, {5, kLimit}}}};
+    told.hear_segment(head);
+  }
+  REQUIRE_FALSE(told.replica.copying());
+  told.hear_record(2, {{2}, 1}, 1'000'000, kKey);
+  CHECK(told.replica.stats().duplicates == 1);
+  told.hear_record(2, {{2}, 1}, 2, kKey);
+  CHECK(told.published(kKey) == 1);
+}
+
+TEST_CASE("a side's tokens are multiplied for the other side without overflow", "[replica]") {
+  ReplicatedTerms how = terms(kSpanMax.v, {1});
+  how.partition = Partition::share;
+  Told told(how);
+  told.pass(ms(5000));
+  REQUIRE(told.replica.live() == 1);
+  told.hear_beat(1, 1);
+  for (std::uint64_t seq = 1; seq <= 20; ++seq) told.hear_record(1, {{1}, 1}, seq, kKey, std::int64_t{1} << 61);
+  CHECK(told.replica.live() == 2);
+  CHECK_FALSE(told.asks(kKey));
+}
+
+TEST_CASE("what is held for the other side goes with its keys", "[replica]") {
+  ReplicatedTerms how = terms(10, ms(1));
+  how.partition = Partition::share;
+  how.flush_after = ms(100);
+  Told told(how, [](ReplicaConfig& config) { config.history.piece_keys = 1; });
+  told.pass(ms(5000));
+  REQUIRE(told.replica.live() == 1);
+  const auto round = [&] {
+    for (std::uint64_t i = 1; i <= 2000; ++i) told.asks({i << 52 | i});
+    told.pass(ms(140'000));  // two sweeps of all segments
+    CHECK(told.replica.keys() == 0);
+    return told.replica.held().state;
+  };
+  const std::size_t once = round();
+  // What is left is the table that held all the keys.
+  CHECK(once < 2000 * sizeof(KeyState) * 2);
+  for (int i = 0; i < 3; ++i) CHECK(round() <= once + 1000);
+}
+
+TEST_CASE("many claims at once don't overflow", "[replica]") {
+  ReplicatedTerms how = terms(kSpanMax.v, {1});
+  how.large_hits = LargeHits::claim;
+  Told told(how);
+  for (std::uint64_t id = 1; id <= 40; ++id) {
+    told.hear(1, 1, ClaimItem{id, {kLimiter, 1, 0, kKey}, {kSpanMax.v}, told.now});
+  }
+  CHECK_FALSE(told.asks(kKey));
+  for (std::uint64_t id = 1; id <= 40; ++id) told.hear(1, 1, ClaimDoneItem{id});
+  CHECK(told.asks(kKey));
+}
+
+TEST_CASE("no node is told that it has left itself", "[replica]") {
+  ReplicatedTerms how = terms(100, ms(1000));
+  how.partition = Partition::share;
+  Told told(how);
+  for (std::uint32_t node = 0; node < 4; ++node) told.step(Unregistered{{node}});
+  CHECK(told.replica.registered() == 1);
+  CHECK(told.replica.live() == 1);
+  CHECK(told.asks(kKey));
+}
+
+TEST_CASE("after a copy every key decides on what it holds", "[replica]") {
+  // Small tables that are nearly full: keys that go shift others from the start of a segment's table to its end.
+  for_cases([](Rng& rng) {
+    Told told(terms(1000, ms(3'600'000)));
+    std::vector<KeyHash> own;
+    std::uint64_t seq = 0;
+    for (std::uint64_t i = 0; i < 24; ++i) {
+      const KeyHash key{(i % 4) << 58 | (rng() >> 6 | 1)};
+      if (chance(rng, 40)) {
+        REQUIRE(told.asks(key, {40}));
+        own.push_back(key);
+      }
+      told.hear_record(1, {{1}, 1}, ++seq, key, 500);
+    }
+    told.want_copy();
+    for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+      told.hear_segment(segment_of(segment, {{{{1}, 1}, 1000}}));
+    }
+    REQUIRE_FALSE(told.replica.copying());
+    for (const KeyHash key : own) {
+      REQUIRE(told.published(key) == 0);
+      CHECK(told.asks(key, {960}));
+    }
+  });
+}
+
+TEST_CASE("a chunk that waited for a copy is not of a run that the copy knows to be over", "[replica]") {
+  Told told(terms(100, ms(1000)));
+  told.hear_beat(2, 1);
+  told.want_copy();
+  FrameWriter chunk(1);
+  const Interval births{told.now, {7}};
+  const Subject subject{kLimiter, 1, 0, kKey};
+  chunk.chunk(0, 3, 1);
+  chunk.entry(subject, {&births, 1});
+  told.hear(2, chunk);
+  told.hear_beat(2, 2);
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    // The chunk's births are in the copy.
+    const bool here = segment == Keys::segment_of(kKey);
+    const auto entry = here ? std::optional(std::pair(subject, births)) : std::nullopt;
+    told.hear_segment(segment_of(segment, {{{{1}, 1}, 1000}, {{{2}, 1}, kForgotten}}), 1, entry);
+  }
+  REQUIRE_FALSE(told.replica.copying());
+  CHECK(told.published(kKey) == 7);
+}
+
+TEST_CASE("births of an older version of a limiter count in chunks and copies as in records", "[replica]") {
+  // Apart under the old interval, overlapping under the new one.
+  const std::vector<Interval> births = {{kBase, {2}}, {kBase + ms(10), {3}}};
+  const Subject old{kLimiter, 1, 0, kKey};
+  ReplicatedTerms next = terms(100, ms(3'600'000));
+  next.version = 2;
+  Told told(terms(100, ms(1)));
+  told.put(kLimiter, next);
+  SECTION("chunk") {
+    FrameWriter chunk(1);
+    chunk.chunk(0, 2, 1);
+    chunk.entry(old, births);
+    told.hear(1, chunk);
+  }
+  SECTION("copy") {
+    told.want_copy();
+    for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+      const bool here = segment == Keys::segment_of(kKey);
+      FrameWriter frame(1);
+      frame.copy(segment_of(segment, {{{{1}, 1}, 1000}}), here ? 1 : 0);
+      if (here) frame.entry(old, births);
+      told.hear(1, frame);
+    }
+  }
+  CHECK(told.replica.stats().malformed == 0);
+  CHECK(told.published(kKey) == 5);
+}
+
+TEST_CASE("flush_after holds for each limiter", "[replica]") {
+  ReplicatedTerms slow = terms(1000, ms(100'000));
+  slow.flush_after = ms(60'000);
+  ReplicatedTerms quick = slow;
+  quick.flush_after = ms(1000);
+  Told told(slow);
+  told.put({1}, quick);
+  REQUIRE(told.asks(kKey));
+  REQUIRE(told.asks(kKey, {1}, {1}));
+  told.pass(ms(1500), 1);
+  CHECK(told.replica.unsent({1}, kKey).empty());
+  CHECK_FALSE(told.replica.unsent(kLimiter, kKey).empty());
+  told.pass(ms(60'000), 1);
+  CHECK(told.replica.unsent(kLimiter, kKey).empty());
+}
+
+// A copy in two answers: between them the donor heard of node 3 and, out of order, of a later record of node 2.
+TEST_CASE("segments copied at different times count every record once", "[replica]") {
+  const KeyHash first{1};
+  const KeyHash last{63ULL << 58 | 1};
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.want_copy();
+  const std::vector<VectorEntry> before = {{{{1}, 1}, 1000}, {{{2}, 1}, 5}};
+  std::vector<VectorEntry> after = before;
+  after.push_back({{{3}, 1}, 2});
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    CopyItem head = segment_of(segment, segment == 63 ? after : before);
+    if (segment == 63) head.beyond = {{{{2}, 1}, {{7, 7}}}};
+    const std::pair entry{Subject{kLimiter, 1, 0, last}, Interval{told.now, {3}}};  // 1 and 2 of node 3, 7 of node 2
+    told.hear_segment(head, 1, segment == 63 ? std::optional(entry) : std::nullopt);
+  }
+  REQUIRE_FALSE(told.replica.copying());
+  told.hear(2, 1, CopyRequestItem{1});
+  CHECK(count_items<CopyItem>(told.effects) == 0);  // it stands between two vectors
+  told.hear_record(3, {{3}, 1}, 1, last);
+  told.hear_record(3, {{3}, 1}, 2, last);
+  told.hear_record(2, {{2}, 1}, 7, last);
+  CHECK(told.published(last) == 3);
+  told.hear_record(3, {{3}, 1}, 3, last);
+  told.hear_record(2, {{2}, 1}, 6, first);
+  CHECK(told.published(last) == 4);
+  CHECK(told.published(first) == 1);
+  // All segments stand alike now: it can give copies again.
+  told.pass(ms(1000), 1);
+  told.hear(2, 1, CopyRequestItem{1});
+  CHECK(count_items<CopyItem>(told.effects) == 1);
+}
+
+TEST_CASE("a little frame is not answered with many large ones", "[replica]") {
+  Told told(terms(1'000'000, ms(1000)), [](ReplicaConfig& config) { config.coalesce_most = {0}; });
+  for (std::uint64_t i = 0; i < 2000; ++i) told.asks({i << 52 | 1}, {500'000});
+  REQUIRE(told.replica.log_bytes() > 40'000);
+  const std::size_t once = 200'000;  // more than the log, or the state, has
+  const auto heard = [&](const auto& item) {
+    told.now = told.now + ms(1000);
+    FrameWriter frame(1);
+    for (int i = 0; i < 300; ++i) frame.put(item);
+    told.hear(1, frame);
+    return told.sent_bytes();
+  };
+  const std::size_t records = heard(NackItem{{{0}, 1}, {{1, 2000}}});
+  CHECK(records > 40'000);
+  CHECK(records < once);
+  const std::size_t copy = heard(CopyRequestItem{~std::uint64_t{0}});
+  CHECK(copy > 40'000);
+  CHECK(copy < once);
+  CHECK(heard(DigestItem{1, 2}) < 100);
+  CHECK(heard(VectorItem{true, {}, {}}) < 100);
+
+  // Nor is one that came twice.
+  for (int i = 0; i < 2; ++i) told.hear(2, 1, CopyRequestItem{~std::uint64_t{0}});
+  CHECK(told.sent_bytes() == 0);
+
+  // A peer that was away is supplied once.
+  told.pass(ms(3000));
+  REQUIRE(told.replica.live() == 1);
+  FrameWriter frame(1);
+  VectorItem vector;
+  vector.entries.resize(300, {{{0}, 1}, 0});
+  frame.put(vector);
+  told.hear(1, frame);
+  CHECK(told.sent_bytes() > 40'000);
+  CHECK(told.sent_bytes() < once);
+}
+
+TEST_CASE("what a peer lacks comes in the order in which it can be taken", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)));
+  told.asks(kKey, {500});
+  told.pass(ms(100));  // record 1
+  told.pass(ms(5000));
+  REQUIRE(told.replica.live() == 1);
+  told.asks(kKey, {400});
+  told.pass(ms(100));  // record 2, in the chunk of the absence
+  told.hear(1, 1, VectorItem{false, {{{{0}, 1}, 0}}, {}});
+  std::vector<std::size_t> kinds;
+  Frame frame;
+  for (const Send& send : told.effects.sends) {
+    REQUIRE(decode(told.effects.frames[send.frame], {0}, frame) == FrameError::none);
+    if (send.to == NodeId{1} && !frame.items.empty()) kinds.push_back(frame.items.front().index());
+  }
+  const std::size_t record = Item(RecordItem{}).index();
+  const std::size_t chunk = Item(ChunkItem{}).index();
+  CHECK(std::vector<std::size_t>(kinds.end() - 2, kinds.end()) == std::vector<std::size_t>{record, chunk});
+}
+
+TEST_CASE("runs that were made up are few, and don't end the run that is heard", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 5);
+  told.hear_record(3, {{3}, 5}, 1, kKey);
+  SECTION("by another node") {
+    for (std::uint64_t i = 0; i < 1000; ++i) told.hear_record(1, {{3}, (std::uint64_t{1} << 63) + i}, 2, kKey);
+    VectorItem vector;
+    for (std::uint64_t i = 0; i < 1000; ++i) vector.entries.push_back({{{3}, (std::uint64_t{1} << 62) + i}, 7});
+    told.hear(1, 5, vector);
+  }
+  SECTION("before the node was heard") {
+    told.step(Unregistered{{3}});
+    told.step(Registered{{3}});
+    for (std::uint64_t i = 0; i < 100; ++i) told.hear_record(1, {{3}, (std::uint64_t{1} << 63) + i}, 2, kKey);
+    for (int i = 0; i < 2; ++i) told.hear_beat(3, 6);
+    const std::uint64_t refused = told.replica.stats().refused;
+    told.hear_record(3, {{3}, 6}, 1, kKey);
+    CHECK(told.replica.stats().refused == refused);
+    return;
+  }
+  SECTION("by itself, all of them over") {
+    for (std::uint64_t i = 6; i < 1000; ++i) told.hear_beat(3, i);
+    CHECK(told.replica.vector().size() <= 20);
+    told.pass(ms(120'000), 1000);
+    CHECK(told.replica.vector().size() == 4);
+    told.hear_record(3, {{3}, 1000}, 1, kKey);
+    CHECK(told.published(kKey) == 2);
+    return;
+  }
+  CHECK(told.replica.vector().size() <= 20);
+  const std::int64_t before = told.published(kKey);
+  told.pass(ms(120'000), 5);
+  told.hear_record(3, {{3}, 5}, 2, kKey);
+  CHECK(told.published(kKey) == before + 1);
+}
+
+TEST_CASE("a run that was forgotten is refused, though its node was registered again", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)));
+  told.hear_beat(3, 5);
+  told.hear_record(3, {{3}, 5}, 1, kKey);
+  told.step(Unregistered{{3}});
+  told.pass(ms(120'000), 5);
+  CHECK(told.replica.vector().size() == 3);
+  told.step(Registered{{3}});
+  told.hear_record(3, {{3}, 5}, 1, kKey);
+  CHECK(told.published(kKey) == 1);
+  told.hear_record(3, {{3}, 6}, 1, kKey);
+  CHECK(told.published(kKey) == 2);
+}
+
+TEST_CASE("what the donor didn't have of a node's own births is still in its log when the copy comes", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)), [](ReplicaConfig& config) { config.heartbeat_interval = ms(50); });
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.want_copy();
+  REQUIRE(told.asks(kKey, {500}));
+  told.pass(ms(100));
+  REQUIRE(told.published(kKey) == 500);
+  // The first answer was made before the record came there, the second, of the last segment, after it.
+  for (std::size_t segment = 0; segment < 63; ++segment) {
+    told.hear_segment(segment_of(segment, {{{{0}, 1}, 0}, {{{1}, 1}, 1000}}));
+  }
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1, 0, 1);
+  told.pass(ms(100));
+  told.hear_segment(segment_of(63, {{{{0}, 1}, 1}, {{{1}, 1}, 1000}}));
+  REQUIRE_FALSE(told.replica.copying());
+  CHECK(told.published(kKey) == 500);
+  CHECK(told.replica.stats().lost_own_records == 0);
+}
+
+TEST_CASE("parts of a segment are taken together if they are of one answer", "[replica]") {
+  Told told(terms(1000, ms(1000)), [](ReplicaConfig& config) { config.max_keys = 100; });
+  told.want_copy();
+  CopyItem head = segment_of(0, {{{{1}, 1}, 1000}});
+  const std::pair entry{Subject{kLimiter, 1, 0, {1}}, Interval{told.now, {3}}};
+  const auto hear = [&](std::uint64_t answer, std::uint16_t part, bool last) {
+    head.answer = answer;
+    head.part = part;
+    head.last = last;
+    told.hear_segment(head, 1, entry);
+  };
+  SECTION("two answers with the same vector") {
+    hear(1, 0, false);
+    hear(2, 1, true);
+    for (std::size_t segment = 1; segment < Keys::kSegments; ++segment)
+      told.hear_segment(segment_of(segment, head.vector));
+    CHECK(told.replica.copying());
+    hear(2, 0, false);
+    hear(2, 1, true);
+    CHECK_FALSE(told.replica.copying());
+  }
+  SECTION("endless parts") {
+    const std::size_t before = told.replica.held().state;
+    hear(1, 0, false);
+    CHECK(told.replica.held().state > before);
+    for (std::uint16_t part = 1; part < 20'000; ++part) hear(1, part, false);
+    CHECK(told.replica.held().state < before + 1200 * (sizeof(Interval) + 300));
+  }
+}
+
+TEST_CASE("what a run said doesn't count for the next", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  REQUIRE(told.asks(kKey, {500}));
+  told.pass(ms(100));
+  REQUIRE(told.replica.log_bytes() > 0);
+  told.hear_beat(1, 2);
+  for (std::uint32_t node = 2; node < 4; ++node) told.hear_beat(node, 1, 0, 1);
+  told.hear(1, 1, VectorItem{false, {{{{0}, 1}, 1}}, {}});
+  told.now = told.now + ms(1000);
+  told.step(Tick{});
+  CHECK(told.replica.log_bytes() > 0);
+  told.hear_beat(1, 2, 0, 1);
+  told.now = told.now + ms(1000);
+  told.step(Tick{});
+  CHECK(told.replica.log_bytes() == 0);
+}
+
+TEST_CASE("what is passed on fits into a frame", "[replica]") {
+  Told told(terms(1000, ms(1)), [](ReplicaConfig& config) { config.neighbours = {{1}, {2}}; });
+  std::vector<Interval> most;
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(kIntervalCap); ++i) {
+    most.push_back({told.now + ms(100 * i), {1}});
+  }
+  FrameWriter frame(UINT64_MAX);
+  for (std::uint64_t seq = 1; frame.size() < kFrameMax - 200; ++seq) {
+    frame.record({{1}, UINT64_MAX}, false, seq, {kLimiter, 1, 0, {seq << 40}}, most);
+  }
+  told.hear(1, frame);
+  REQUIRE(told.replica.stats().records_applied > 5000);
+  CHECK(count_items<RecordItem>(told.effects) > 5000);
+}
+
+TEST_CASE("a full table evicts keys of low level", "[replica]") {
+  Rng rng(15);
+  ReplicatedTerms how = terms(1000, ms(3'600'000));
+  Told told(how, [](ReplicaConfig& config) { config.max_keys = 2000; });
+  std::vector<KeyHash> heavy;
+  for (int i = 0; i < 200; ++i) {
+    heavy.push_back({rng() | 1});
+    REQUIRE(told.asks(heavy.back(), {900}));
+  }
+  for (int i = 0; i < 10'000; ++i) {
+    const KeyHash key{rng() | 1};
+    REQUIRE(told.asks(key));
+    REQUIRE_FALSE(told.asks(key, {1000}));  // it was counted
+    REQUIRE(told.replica.keys() <= 2000 + Keys::kSegments);
+  }
+  for (const KeyHash key : heavy) CHECK_FALSE(told.asks(key, {200}));
+  CHECK(told.replica.stats().evicted_keys >= 10'200 - 2064);
 }
 
 }  // namespace weir::test

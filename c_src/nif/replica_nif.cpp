@@ -1,0 +1,456 @@
+// The replica machine as a resource: one step at a time, effects as terms.
+//
+// A replica is single-threaded, so the resource has a mutex. An entry that finds it taken doesn't wait on a normal
+// scheduler: it goes to a dirty one and waits there. So do steps that may take long (`long_step`): a large frame, one
+// that asks for repair or brings it, a tick of a replica that holds much.
+//
+// The last handle's garbage collection destroys the replica where it happens: about 10 ns a key.
+#include "replica_nif.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "term.hpp"
+#include "weir/replica.hpp"
+
+namespace weir::nif {
+
+namespace {
+
+// Beyond these a step goes to a dirty scheduler. A frame of records takes about 100 us for 4 KB (200 records); a tick
+// looks at a 64th of the keys, may send the unsent births of all of them, and may copy the log.
+constexpr std::size_t kLargeFrame = 4096;
+constexpr std::size_t kManyKeys = 1024;
+constexpr std::size_t kLongLog = 16384;
+// The share of a time slice that a step on a normal scheduler is accounted as, in percent.
+constexpr int kStepTimeslice = 1;
+
+constexpr ErlNifUInt64 kDurationMax = std::uint64_t{1} << 60;
+constexpr ErlNifSInt64 kNowMax = (std::int64_t{1} << 61) - 1;
+
+ErlNifResourceType* replica_type = nullptr;
+
+struct Machine {
+  explicit Machine(const ReplicaConfig& config) : replica(config), last(config.start) {
+    mutex = enif_mutex_create(const_cast<char*>("weir_replica"));
+    if (mutex == nullptr) throw std::bad_alloc();
+  }
+  ~Machine() { enif_mutex_destroy(mutex); }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  ErlNifMutex* mutex;
+  Replica replica;
+  Effects effects;  // scratch
+  Nanos last;       // the time of the last step
+};
+
+// Memory of the resource, which the emulator allocates before there is a machine in it.
+struct Slot {
+  std::optional<Machine> machine;
+};
+
+void drop_replica(ErlNifEnv*, void* object) noexcept { static_cast<Slot*>(object)->~Slot(); }
+
+class Locked {
+ public:
+  // Waits only if `wait`; else it may come out without the lock.
+  Locked(Machine& machine, bool wait) noexcept : machine_(&machine) {
+    if (wait) {
+      enif_mutex_lock(machine.mutex);
+    } else if (enif_mutex_trylock(machine.mutex) != 0) {
+      machine_ = nullptr;
+    }
+  }
+  ~Locked() {
+    if (machine_ != nullptr) enif_mutex_unlock(machine_->mutex);
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  explicit operator bool() const noexcept { return machine_ != nullptr; }
+
+ private:
+  Machine* machine_;
+};
+
+Machine* get_machine(ErlNifEnv* env, ERL_NIF_TERM term) noexcept {
+  void* object;
+  return enif_get_resource(env, term, replica_type, &object) ? &*static_cast<Slot*>(object)->machine : nullptr;
+}
+
+// Entries that need the machine: F(env, machine, argv), on this scheduler if the machine is free, else on a dirty one.
+using Use = ERL_NIF_TERM(ErlNifEnv*, Machine&, const ERL_NIF_TERM[]);
+
+bool on_dirty_scheduler() noexcept { return enif_thread_type() == ERL_NIF_THR_DIRTY_CPU_SCHEDULER; }
+
+template <Use* F>
+ERL_NIF_TERM with_machine(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
+  Machine* const machine = get_machine(env, argv[0]);
+  if (machine == nullptr) return enif_make_badarg(env);
+  if (const Locked lock(*machine, on_dirty_scheduler()); lock) return F(env, *machine, argv);
+  return enif_schedule_nif(env, "replica", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<with_machine<F>>, argc, argv);
+}
+
+// Decoding.
+
+bool get_node(ErlNifEnv* env, ERL_NIF_TERM term, NodeId& node) noexcept {
+  unsigned value;
+  if (!enif_get_uint(env, term, &value)) return false;
+  node.v = value;
+  return true;
+}
+
+bool get_limiter_id(ErlNifEnv* env, ERL_NIF_TERM term, LimiterId& id) noexcept {
+  unsigned value;
+  if (!enif_get_uint(env, term, &value)) return false;
+  id.v = value;
+  return true;
+}
+
+bool get_key_hash(ErlNifEnv* env, ERL_NIF_TERM term, KeyHash& key) noexcept {
+  ErlNifUInt64 value;
+  if (!enif_get_uint64(env, term, &value) || value == 0) return false;
+  key.v = value;
+  return true;
+}
+
+bool get_now(ErlNifEnv* env, ERL_NIF_TERM term, Nanos& now) noexcept {
+  ErlNifSInt64 value;
+  if (!enif_get_int64(env, term, &value) || value < 0 || value > kNowMax) return false;
+  now.v = value;
+  return true;
+}
+
+bool get_duration(ErlNifEnv* env, ERL_NIF_TERM term, Nanos& duration) noexcept {
+  ErlNifUInt64 value;
+  if (!enif_get_uint64(env, term, &value) || value > kDurationMax) return false;
+  duration.v = static_cast<std::int64_t>(value);
+  return true;
+}
+
+bool get_size(ErlNifEnv* env, ERL_NIF_TERM term, std::size_t least, std::size_t& size) noexcept {
+  ErlNifUInt64 value;
+  if (!enif_get_uint64(env, term, &value) || value < least || value > kDurationMax) return false;
+  size = static_cast<std::size_t>(value);
+  return true;
+}
+
+// A list in ascending order, without duplicates.
+bool get_nodes(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<NodeId>& nodes) {
+  for (ERL_NIF_TERM head; enif_get_list_cell(env, list, &head, &list);) {
+    NodeId node;
+    if (!get_node(env, head, node) || (!nodes.empty() && node <= nodes.back()) || nodes.size() == kVectorMax)
+      return false;
+    nodes.push_back(node);
+  }
+  return enif_is_empty_list(env, list);
+}
+
+// {Gossip, Heartbeat, PeerTimeout, ForgetAfter, KeepOthers, FutureBound, CoalesceMost, LongDelay} in nanoseconds
+bool get_times(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcept {
+  constexpr Nanos kLeast{1'000'000};  // of what comes again and again
+  int arity;
+  const ERL_NIF_TERM* times;
+  return enif_get_tuple(env, term, &arity, &times) && arity == 8 &&
+         get_duration(env, times[0], config.gossip_interval) && config.gossip_interval >= kLeast &&
+         get_duration(env, times[1], config.heartbeat_interval) && config.heartbeat_interval >= kLeast &&
+         get_duration(env, times[2], config.peer_timeout) && get_duration(env, times[3], config.forget_after) &&
+         get_duration(env, times[4], config.keep_others) && get_duration(env, times[5], config.future_bound) &&
+         get_duration(env, times[6], config.coalesce_most) && get_duration(env, times[7], config.long_delay);
+}
+
+// {MaxKeys, MaxParked, MaxClaims, LogBytes, OthersBytes, PinnedBytes, PieceKeys, Pieces}
+bool get_limits(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcept {
+  int arity;
+  const ERL_NIF_TERM* sizes;
+  HistoryLimits& history = config.history;
+  return enif_get_tuple(env, term, &arity, &sizes) && arity == 8 && get_size(env, sizes[0], 1, config.max_keys) &&
+         get_size(env, sizes[1], 0, config.max_parked) && get_size(env, sizes[2], 0, config.max_claims) &&
+         get_size(env, sizes[3], 0, history.log_bytes) && get_size(env, sizes[4], 0, history.others_bytes) &&
+         get_size(env, sizes[5], 0, history.pinned_bytes) && get_size(env, sizes[6], 0, history.piece_keys) &&
+         get_size(env, sizes[7], 1, history.pieces);
+}
+
+// replica_new({Self, Incarnation, Epoch}, Members, Neighbours, Joining, Seed, Start, Times, Limits) -> Replica
+ERL_NIF_TERM create(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  ReplicaConfig config;
+  int arity;
+  const ERL_NIF_TERM* self;
+  ErlNifUInt64 incarnation, seed;
+  if (!enif_get_tuple(env, argv[0], &arity, &self) || arity != 3 || !get_node(env, self[0], config.self) ||
+      !enif_get_uint64(env, self[1], &incarnation) || incarnation == 0 || !enif_get_uint(env, self[2], &config.epoch) ||
+      !get_nodes(env, argv[1], config.members) || !get_nodes(env, argv[2], config.neighbours) ||
+      (argv[3] != atoms.true_ && argv[3] != atoms.false_) || !enif_get_uint64(env, argv[4], &seed) ||
+      !get_now(env, argv[5], config.start) || !get_times(env, argv[6], config) || !get_limits(env, argv[7], config))
+    return enif_make_badarg(env);
+  config.incarnation = incarnation;
+  config.seed = seed;
+  config.joining = argv[3] == atoms.true_;
+  const auto& members = config.members;
+  const auto& neighbours = config.neighbours;
+  if (!std::binary_search(members.begin(), members.end(), config.self) ||
+      std::binary_search(neighbours.begin(), neighbours.end(), config.self) ||
+      !std::includes(members.begin(), members.end(), neighbours.begin(), neighbours.end()))
+    return enif_make_badarg(env);
+  void* const memory = enif_alloc_resource(replica_type, sizeof(Slot));
+  if (memory == nullptr) throw std::bad_alloc();
+  auto* const slot = new (memory) Slot;
+  ERL_NIF_TERM made = 0;
+  try {
+    slot->machine.emplace(config);
+    made = enif_make_resource(env, slot);
+  } catch (...) {
+    enif_release_resource(slot);
+    throw;
+  }
+  enif_release_resource(slot);
+  return made;
+}
+
+// Effects.
+
+ERL_NIF_TERM make_traffic(Traffic traffic) noexcept {
+  switch (traffic) {
+    case Traffic::data:
+      return atoms.data;
+    case Traffic::repair:
+      return atoms.repair;
+    default:
+      return atoms.heartbeat;
+  }
+}
+
+// [{answer, Ticket, Allowed} | {send, To | [To], Frame, Traffic}], the answers first. Sends of one frame are together.
+ERL_NIF_TERM make_effects(ErlNifEnv* env, const Effects& effects) {
+  std::vector<ERL_NIF_TERM> made;
+  made.reserve(effects.answers.size() + effects.sends.size());
+  for (const Answer& answer : effects.answers) {
+    made.push_back(enif_make_tuple3(env, atoms.answer, enif_make_uint64(env, answer.ticket),
+                                    answer.allowed ? atoms.true_ : atoms.false_));
+  }
+  std::vector<ERL_NIF_TERM> to;
+  for (std::size_t i = 0; i < effects.sends.size();) {
+    const Send& first = effects.sends[i];
+    to.clear();
+    for (; i < effects.sends.size(); ++i) {
+      const Send& send = effects.sends[i];
+      if (send.frame != first.frame || send.traffic != first.traffic) break;
+      to.push_back(enif_make_uint(env, send.to.v));
+    }
+    const Bytes& bytes = effects.frames[first.frame];
+    ERL_NIF_TERM frame;
+    std::copy_n(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                enif_make_new_binary(env, bytes.size(), &frame));
+    const ERL_NIF_TERM whom =
+        to.size() == 1 ? to[0] : enif_make_list_from_array(env, to.data(), static_cast<unsigned>(to.size()));
+    made.push_back(enif_make_tuple4(env, atoms.send, whom, frame, make_traffic(first.traffic)));
+  }
+  return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
+}
+
+// Steps.
+
+bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) noexcept {
+  if (term == atoms.tick) {
+    event = Tick{};
+    return true;
+  }
+  int arity;
+  const ERL_NIF_TERM* parts;
+  if (!enif_get_tuple(env, term, &arity, &parts) || arity == 0) return false;
+  if (parts[0] == atoms.ask && arity == 5) {
+    Ask ask;
+    ErlNifUInt64 ticket;
+    if (!enif_get_uint64(env, parts[1], &ticket) || !get_limiter_id(env, parts[2], ask.limiter) ||
+        !get_key_hash(env, parts[3], ask.key) || get_hits(env, parts[4], ask.hits) != 0)
+      return false;
+    ask.ticket = ticket;
+    event = ask;
+    return true;
+  }
+  if (parts[0] == atoms.arrival && arity == 3) {
+    Arrival arrival;
+    std::string_view bytes;
+    if (!get_node(env, parts[1], arrival.from) || !get_bytes(env, parts[2], bytes)) return false;
+    arrival.frame = std::as_bytes(std::span(bytes));
+    event = arrival;
+    return true;
+  }
+  NodeId node;
+  if (arity != 2 || !get_node(env, parts[1], node)) return false;
+  if (parts[0] == atoms.registered) {
+    event = Registered{node};
+  } else if (parts[0] == atoms.unregistered) {
+    event = Unregistered{node};
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool long_step(const Event& event, const Replica& replica) noexcept {
+  if (std::holds_alternative<Ask>(event)) return false;
+  if (const auto* const arrival = std::get_if<Arrival>(&event)) {
+    return arrival->frame.size() > kLargeFrame || is_repair(arrival->frame);
+  }
+  return replica.keys() > kManyKeys || replica.log_bytes() > kLongLog;
+}
+
+// replica_step(Replica, Event, Now) -> Effects
+ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
+  Machine* const machine = get_machine(env, argv[0]);
+  Event event;
+  Nanos now;
+  if (machine == nullptr || !get_event(env, argv[1], event) || !get_now(env, argv[2], now))
+    return enif_make_badarg(env);
+  const bool dirty = on_dirty_scheduler();
+  {
+    const Locked lock(*machine, dirty);
+    if (lock && (dirty || !long_step(event, machine->replica))) {
+      machine->last = std::max(machine->last, now);
+      machine->effects.clear();
+      machine->replica.step(event, machine->last, machine->effects);
+      if (!dirty) enif_consume_timeslice(env, kStepTimeslice);
+      return make_effects(env, machine->effects);
+    }
+  }
+  return enif_schedule_nif(env, "replica_step", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<step>, argc, argv);
+}
+
+bool get_terms(ErlNifEnv* env, ERL_NIF_TERM term, ReplicatedTerms& terms) noexcept {
+  int arity;
+  const ERL_NIF_TERM* parts;
+  ErlNifSInt64 capacity, interval;
+  if (!enif_get_tuple(env, term, &arity, &parts) || arity != 7 || !enif_get_int64(env, parts[0], &capacity) ||
+      !enif_get_int64(env, parts[1], &interval) || !enif_get_uint(env, parts[2], &terms.version) ||
+      terms.version == 0 || !get_duration(env, parts[5], terms.flush_after) ||
+      !get_duration(env, parts[6], terms.claim_timeout))
+    return false;
+  terms.policy = {{capacity}, {interval}};
+  if (parts[3] != atoms.open && parts[3] != atoms.share && parts[3] != atoms.closed) return false;
+  if (parts[4] != atoms.admit && parts[4] != atoms.claim) return false;
+  terms.partition = parts[3] == atoms.open    ? Partition::open
+                    : parts[3] == atoms.share ? Partition::share
+                                              : Partition::closed;
+  terms.large_hits = parts[4] == atoms.admit ? LargeHits::admit : LargeHits::claim;
+  return terms.policy.valid();
+}
+
+// replica_put_limiter(Replica, Id, {Capacity, Interval, Version, Partition, LargeHits, FlushAfter, ClaimTimeout}, Now)
+// -> Effects. Always dirty: a change looks at all keys.
+ERL_NIF_TERM put_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId id;
+  ReplicatedTerms terms;
+  Nanos now;
+  if (!get_limiter_id(env, argv[1], id) || !get_terms(env, argv[2], terms) || !get_now(env, argv[3], now))
+    return enif_make_badarg(env);
+  machine.last = std::max(machine.last, now);
+  machine.effects.clear();
+  machine.replica.put_limiter(id, terms, machine.last, machine.effects);
+  return make_effects(env, machine.effects);
+}
+
+// Observing.
+
+// A time of kNever is `infinity`.
+ERL_NIF_TERM make_time(ErlNifEnv* env, Nanos time) noexcept {
+  return time == kNever ? atoms.infinity : enif_make_int64(env, time.v);
+}
+
+ERL_NIF_TERM wake(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
+  return make_time(env, machine.replica.wake());
+}
+
+ERL_NIF_TERM make_intervals(ErlNifEnv* env, const IntervalSet& set) {
+  std::array<ERL_NIF_TERM, kIntervalCap> made;
+  unsigned size = 0;
+  for (const Interval& interval : set) {
+    made[size++] =
+        enif_make_tuple2(env, enif_make_int64(env, interval.start.v), enif_make_int64(env, interval.count.v));
+  }
+  return enif_make_list_from_array(env, made.data(), size);
+}
+
+// replica_intervals(Replica, published | unsent, Limiter, Key) -> [{Start, Count}]
+ERL_NIF_TERM intervals(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId limiter;
+  KeyHash key;
+  if (!get_limiter_id(env, argv[2], limiter) || !get_key_hash(env, argv[3], key)) return enif_make_badarg(env);
+  if (argv[1] == atoms.published) return make_intervals(env, machine.replica.published(limiter, key));
+  if (argv[1] == atoms.unsent) return make_intervals(env, machine.replica.unsent(limiter, key));
+  return enif_make_badarg(env);
+}
+
+ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
+  std::vector<ERL_NIF_TERM> made;
+  for (const VectorEntry& entry : machine.replica.vector()) {
+    made.push_back(enif_make_tuple3(env, enif_make_uint(env, entry.origin.node.v),
+                                    enif_make_uint64(env, entry.origin.incarnation),
+                                    enif_make_uint64(env, entry.upto)));
+  }
+  return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
+}
+
+// In the order of ReplicaStats, then what History dropped; weir_machine.erl names them.
+ERL_NIF_TERM stats(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
+  const ReplicaStats& seen = machine.replica.stats();
+  const std::array<std::uint64_t, 14> counts = {seen.records_sent, seen.records_applied,
+                                                seen.duplicates,   seen.nacks,
+                                                seen.repaired,     seen.chunks_applied,
+                                                seen.copies,       seen.lost_own_records,
+                                                seen.malformed,    seen.refused,
+                                                seen.evicted_keys, seen.forgotten_births,
+                                                seen.absences,     machine.replica.dropped()};
+  std::array<ERL_NIF_TERM, counts.size()> made;
+  std::transform(counts.begin(), counts.end(), made.begin(),
+                 [env](std::uint64_t count) { return enif_make_uint64(env, count); });
+  return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
+}
+static_assert(sizeof(ReplicaStats) == 13 * sizeof(std::uint64_t),
+              "a counter more: name it here and in weir_machine.erl");
+
+// replica_held(Replica) -> {State, Fixed}. Linear in what is kept for peers that are away.
+ERL_NIF_TERM held(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
+  const Held bytes = machine.replica.held();
+  return enif_make_tuple2(env, enif_make_uint64(env, bytes.state), enif_make_uint64(env, bytes.fixed));
+}
+
+// replica_look(Replica) -> {Quiet, Copying, Live, Registered}
+ERL_NIF_TERM look(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
+  const Replica& replica = machine.replica;
+  return enif_make_tuple4(env, replica.quiet() ? atoms.true_ : atoms.false_,
+                          replica.copying() ? atoms.true_ : atoms.false_, enif_make_uint64(env, replica.live()),
+                          enif_make_uint64(env, replica.registered()));
+}
+
+// replica_clock(Replica, Peer) -> {Offset, RoundTrip} | unknown
+ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  NodeId peer;
+  if (!get_node(env, argv[1], peer)) return enif_make_badarg(env);
+  const auto clock = machine.replica.clock_of(peer);
+  if (!clock) return atoms.unknown;
+  return enif_make_tuple2(env, enif_make_int64(env, clock->first.v), enif_make_int64(env, clock->second.v));
+}
+
+}  // namespace
+
+bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
+  replica_type = enif_open_resource_type(env, nullptr, "weir_replica", drop_replica, flags, nullptr);
+  return replica_type != nullptr;
+}
+
+const std::array<ErlNifFunc, 10> replica_functions = {{
+    {"replica_new", 8, guarded<create>, 0},
+    {"replica_step", 3, guarded<step>, 0},
+    {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_wake", 1, guarded<with_machine<wake>>, 0},
+    {"replica_intervals", 4, guarded<with_machine<intervals>>, 0},
+    {"replica_vector", 1, guarded<with_machine<vector>>, 0},
+    {"replica_stats", 1, guarded<with_machine<stats>>, 0},
+    {"replica_held", 1, guarded<with_machine<held>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_look", 1, guarded<with_machine<look>>, 0},
+    {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
+}};
+
+}  // namespace weir::nif

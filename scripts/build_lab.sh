@@ -1,0 +1,19 @@
+#!/bin/sh
+# Builds bin/weir-lab with CMake, or finds within a second that nothing changed.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/scripts/lib.sh"
+cd "$root"
+
+build() {
+  # Two builds at once (a shell and a test) would tread on each other's objects.
+  mkdir -p _build/lab
+  if command -v flock >/dev/null; then
+    exec 9>_build/lab/lock
+    flock 9
+  fi
+  cmake -S . -B _build/lab -DWEIR_NIF=OFF -DWEIR_LAB=ON &&
+    cmake --build _build/lab --parallel "${WEIR_JOBS:-$(nproc)}" --target weir-lab
+}
+
+step "building bin/weir-lab" build
