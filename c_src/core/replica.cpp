@@ -526,13 +526,13 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
   Subject subject = item.subject;
   subject.limiter = its.id;
-  put_back(subject, births, now);
+  put_back(subject, births, now, true);
   ++stats_.records_applied;
   news(now);
 }
 
 // Counts published births of others (or, after a copy, own ones).
-void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now) {
+void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
   const Limiter* const its = limiter(subject.limiter);
   if (its == nullptr) return;
   const Policy& policy = its->terms.policy;
@@ -551,10 +551,11 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   }
   KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
   publish(*its, state, set, now);
-  const Tokens weight = set.weight();
-  state.remote_rate.count(weight, policy.capacity, now, kRemotePeriod);
+  if (news) state.remote_rate.count(set.weight(), policy.capacity, now, kRemotePeriod);
   state.tat = union_tat(*its, state);
-  if (its->terms.partition == Partition::share) count_for_other_side(*its, subject.key, set.intervals(), now);
+  if (news && its->terms.partition == Partition::share) {
+    count_for_other_side(*its, subject.key, set.intervals(), now);
+  }
   push_if_due(*its, state, now);
 }
 

@@ -110,7 +110,8 @@ void Replica::tick(Nanos now, Effects& effects) {
 
 // To all neighbours, those that are away too: it is how they are found again.
 void Replica::heartbeats(Nanos now, Effects& effects) {
-  while (heartbeat_at_ <= now) heartbeat_at_ = heartbeat_at_ + config_.heartbeat_interval;
+  const std::int64_t missed = std::max<std::int64_t>(0, (now - heartbeat_at_).v / config_.heartbeat_interval.v);
+  heartbeat_at_ = heartbeat_at_ + Nanos{(missed + 1) * config_.heartbeat_interval.v};
   const bool lost_someone = lost_lately(now);
   const DigestItem mine = lost_someone ? digest(now) : DigestItem{};
   for (const Peer& peer : peers_) {
@@ -155,6 +156,9 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
   }
   if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
     const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
+    // What others told of it beyond its own word does not exist.
+    const std::uint64_t seen = origin->beyond.empty() ? origin->upto : origin->beyond.back().last;
+    origin->known = std::min(origin->known, std::max(seen, item.head));
     note(*origin, item.head, peer.node, now, patience);
     origin->stable = std::max(origin->stable, item.stable);
     trim_others(now);

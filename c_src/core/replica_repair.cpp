@@ -22,6 +22,7 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
 constexpr std::uint32_t kAskMost = 16;
 constexpr std::uint32_t kCopyAttempts = 12;
+constexpr Nanos kTurn{1'000'000'000};  // longer than a copy takes: a node's turn to lose births, after the one above
 constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
 // Between two copies for the same peer, who asks again after 300 ms at the earliest.
 constexpr Nanos kCopiesApart{100'000'000};
@@ -334,16 +335,22 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     ++stats_.refused;
     return;
   }
+  const auto unknown = [&](const EntryItem& entry) { return limiter(entry.subject.limiter) == nullptr; };
+  if (std::any_of(item.entries.begin(), item.entries.end(), unknown)) {
+    ++stats_.refused;  // as its records would be, until the limiter is there
+    note(origin, item.to, peer.node, now, {0});
+    return;
+  }
   for (const EntryItem& entry : item.entries) {
     const Limiter* const its = limiter(entry.subject.limiter);
     const auto births = frame.set(entry.set);
-    if (its == nullptr || !its->takes(entry.subject, births)) {
+    if (!its->takes(entry.subject, births)) {
       ++stats_.malformed;
       continue;
     }
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
     if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
-    put_back(entry.subject, births, now);
+    put_back(entry.subject, births, now, false);
   }
   origin.advance(item.to);
   note(origin, item.to, peer.node, now, {0});
@@ -477,14 +484,15 @@ void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>&
       const Limiter* const its = limiter(entry.subject.limiter);
       const bool fits = its != nullptr && Keys::segment_of(entry.subject.key) == segment &&
                         its->takes(entry.subject, part.set(entry.set));
-      fits ? put_back(entry.subject, part.set(entry.set), now) : void(++stats_.malformed);
+      fits ? put_back(entry.subject, part.set(entry.set), now, false) : void(++stats_.malformed);
     }
   }
 }
 
-// Own published births that a floor doesn't cover, of one segment or of all.
-void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now) {
-  const auto wanted = [&](KeyHash key) { return !segment || Keys::segment_of(key) == *segment; };
+// Calls visit(subject, births) for the own published births that a floor doesn't cover. Returns how many records of
+// these are not in the history any more.
+std::uint64_t Replica::own_births_beyond(
+    const Floor& floor, const std::function<void(const Subject&, std::span<const Interval>)>& visit) const {
   std::map<std::uint64_t, std::span<const std::byte>> records;
   history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace(seq, record); });
   const auto covered_in = [&](std::uint64_t from, std::uint64_t to) {
@@ -494,6 +502,7 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
              });
     });
   };
+  std::uint64_t lost = 0;
   for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
     if (covered_in(at, at + 1)) {
       ++at;
@@ -502,16 +511,14 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
     // A piece of which the floor covers a part can't be told from that part.
     const Piece* const piece = history_.piece_from(at);
     if (piece != nullptr && !covered_in(at, piece->to)) {
-      for (const auto& [key, entry] : piece->entries) {
-        if (wanted(entry.first.key)) put_back(entry.first, entry.second.load().intervals(), now);
-      }
+      for (const auto& [key, entry] : piece->entries) visit(entry.first, entry.second.load().intervals());
       at = piece->to;
       continue;
     }
     ++at;
     const auto record = records.find(at);
     if (record == records.end()) {
-      ++stats_.lost_own_records;
+      ++lost;
       continue;
     }
     FrameWriter writer(self_.incarnation);
@@ -520,8 +527,43 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
     [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, own);
     assert(error == FrameError::none);
     const auto& item = std::get<RecordItem>(own.items.front());
-    if (wanted(item.subject.key)) put_back(item.subject, own.set(item.set), now);
+    visit(item.subject, own.set(item.set));
   }
+  return lost;
+}
+
+// Of one segment or of all.
+void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now) {
+  stats_.lost_own_records += own_births_beyond(floor, [&](const Subject& subject, std::span<const Interval> births) {
+    if (!segment || Keys::segment_of(subject.key) == *segment) put_back(subject, births, now, false);
+  });
+}
+
+// When chunks of both sides of a partition are gone, each side's copy would cost it its own births, and the sides would
+// only change places. So one side goes first, the higher nodes: who would lose births waits by its place among the
+// members, and asks again; by then a donor may have them.
+bool Replica::waits_for_others(Nanos now) {
+  const auto loses = [&](const auto& entry) {
+    const CopyItem& item = entry.second.front().item;
+    return own_births_beyond({item.vector, item.beyond}, [](const Subject&, std::span<const Interval>) {}) > 0;
+  };
+  if (std::none_of(copy_->parts.begin(), copy_->parts.end(), loses)) {
+    losing_since_ = kNever;
+    return false;
+  }
+  losing_since_ = std::min(losing_since_, now);
+  const auto above =
+      static_cast<std::int64_t>(members_.end() - std::upper_bound(members_.begin(), members_.end(), self_.node));
+  if (now - losing_since_ >= Nanos{above * kTurn.v}) {
+    losing_since_ = kNever;
+    return false;
+  }
+  // The same donor again: it has what is missing here.
+  copy_->wanted = ~std::uint64_t{0};
+  copy_->parts.clear();
+  copy_->keys = 0;
+  copy_->attempts = 0;
+  return true;
 }
 
 // From now on the vector says what the copy is true for.
@@ -569,6 +611,7 @@ void Replica::add_others(Peer& donor, Nanos now) {
 }
 
 void Replica::finish_copy(Nanos now, Effects& effects) {
+  if (waits_for_others(now)) return;
   const Copying copy = std::move(*copy_);
   copy_.reset();
   config_.joining = false;

@@ -272,13 +272,16 @@ class Replica final : public Machine {
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
   void replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now);
+  std::uint64_t own_births_beyond(const Floor& floor,
+                                  const std::function<void(const Subject&, std::span<const Interval>)>& visit) const;
   void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
+  bool waits_for_others(Nanos now);
   void stand_at(const Floor& floor, Nanos now);
   void add_others(Peer& donor, Nanos now);
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
   void drop_floors();
-  void put_back(const Subject& subject, std::span<const Interval> births, Nanos now);
+  void put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
 
   // replica_claims.cpp: hits above the share that ask first
   bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
@@ -320,6 +323,7 @@ class Replica final : public Machine {
   std::uint64_t copies_given_ = 0;
 
   std::optional<Copying> copy_;
+  Nanos losing_since_ = kNever;  // a copy would cost own births since then
   std::vector<std::pair<NodeId, Bytes>> parked_;
   std::size_t parked_bytes_ = 0;
   std::map<std::uint8_t, Floor> floors_;

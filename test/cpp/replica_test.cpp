@@ -127,7 +127,7 @@ TEST_CASE("a chunk past its limit is made good by state copies", "[replica]") {
   cluster.run_for(ms(3000));
   for (std::uint64_t k = 1; k <= 20; ++k) fill(cluster, {k << 55 | k}, 900, ms(1), rng);
   cluster.heal();
-  cluster.run_for(ms(20'000));
+  cluster.run_for(ms(60'000));
   CHECK(cluster.at(0).stats().copies + cluster.at(2).stats().copies > 0);
   for (std::uint64_t k = 1; k <= 20; ++k) {
     CAPTURE(k);
