@@ -5,7 +5,7 @@
 %%
 %%   once       at any time, on any node, a key's published births are at most those that nodes admitted
 %%   ends       after the last fault all live nodes come to rest within a bounded time, and then send signs of life only
-%%   same       they then hold the same published births, unless a node crashed that alone had what logs cut short had lost
+%%   same       they then hold the same published births, unless a log that was cut short has lost some for good
 %%   complete   of what nodes admitted that did not crash nothing is missing: it is published or still unsent, and with
 %%              flush_after it is published. Births of a crashed node may be missing, and records that were counted as lost
 %%              because a log was cut short
@@ -193,7 +193,7 @@ unrest(Type, Limiters, #{flush := Flush} = Setting, C) ->
     Nodes = ?CLUSTER:nodes(C),
     [{not_quiet, N} || N <- Nodes, not weir_machine:quiet(?CLUSTER:machine(N, C))] ++
         [{unsent, N, Subject, Births} || Flush, Subject <- subjects(C), N <- Nodes, [_ | _] = Births <- [unsent(N, Subject, C)]] ++
-        [{differ, Subject, N, Other} || not crashed_with_short_logs(Setting, C), Subject <- subjects(C), {N, Other} <- neighbours(Nodes), not alike(Type, Limiters, Subject, N, Other, C)].
+        [{differ, Subject, N, Other} || not cut_short(Setting, C), Subject <- subjects(C), {N, Other} <- neighbours(Nodes), not alike(Type, Limiters, Subject, N, Other, C)].
 
 neighbours([]) -> [];
 neighbours([_ | Later] = Nodes) -> lists:zip(lists:droplast(Nodes), Later).
@@ -233,13 +233,9 @@ complete(Type, Limiters, #{flush := Flush} = Setting, {Limiter, _} = Subject, C)
     end,
     Flush andalso (Type:same(Terms, Held, Published) orelse broken(flushed, Details)).
 
-%% Births may be missing for good: own records that a node had to let go of, or others' whose origin crashed.
-cut_short(Setting, C) ->
-    lost(C) > 0 orelse crashed_with_short_logs(Setting, C).
-
-%% What only a crashed node could have told some of is not made good.
-crashed_with_short_logs(#{limits := Limits}, C) ->
-    Limits =/= roomy andalso ?CLUSTER:crashed(C) =/= [].
+%% A log that was cut short has lost births for good: own records that a node had to let go of, or others' whose origin crashed.
+cut_short(#{limits := Limits}, C) ->
+    lost(C) > 0 orelse (Limits =/= roomy andalso ?CLUSTER:crashed(C) =/= []).
 
 lost(C) ->
     All = [stats(N, C) || N <- ?CLUSTER:nodes(C)] ++ [Stats || {_, _, Stats} <- ?CLUSTER:crashed(C)],
