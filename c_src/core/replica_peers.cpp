@@ -35,8 +35,10 @@ std::optional<std::pair<Nanos, Nanos>> Replica::clock_of(NodeId node) const noex
 // Whether a run that isn't known yet may become so by what others tell of it.
 bool Replica::belongs(const OriginId& id) const noexcept {
   const auto collected = collected_.find(id.node.v);
-  return std::binary_search(members_.begin(), members_.end(), id.node) &&
-         (collected == collected_.end() || id.incarnation > collected->second) && runs(id.node) < kRunsMax;
+  const auto left = [&](const auto& entry) { return entry.first == id.node; };
+  const bool known =
+      std::binary_search(members_.begin(), members_.end(), id.node) || std::any_of(left_.begin(), left_.end(), left);
+  return known && (collected == collected_.end() || id.incarnation > collected->second) && runs(id.node) < kRunsMax;
 }
 
 std::size_t Replica::runs(NodeId node) const noexcept {
@@ -222,6 +224,7 @@ void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
 void Replica::add_member(NodeId node, Nanos now) {
   if (node == self_.node || std::binary_search(members_.begin(), members_.end(), node)) return;
   members_.insert(std::lower_bound(members_.begin(), members_.end(), node), node);
+  std::erase_if(left_, [&](const auto& entry) { return entry.first == node; });
   Peer peer;
   peer.node = node;
   peer.heard = now;
@@ -233,8 +236,8 @@ void Replica::add_member(NodeId node, Nanos now) {
 }
 
 void Replica::remove_member(NodeId node, Nanos now) {
-  if (node == self_.node) return;
-  std::erase(members_, node);
+  if (node == self_.node || std::erase(members_, node) == 0) return;
+  left_.emplace_back(node, now);
   std::erase_if(peers_, [&](const Peer& peer) { return peer.node == node; });
   for (Origin& origin : origins_) {
     if (origin.id.node == node) origin.dead_since = std::min(origin.dead_since, now);
@@ -244,6 +247,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   measure();
   if (live_ == members_.size()) drop_shadows();
   forget_history();
+  news(now, true);  // its last records may have reached only some
 }
 
 // Up to where all live peers have this node's records.
@@ -281,6 +285,7 @@ void Replica::collect(Nanos now) {
     if (origin.dead_since != kNever && now - origin.dead_since > kKeepDead) over.push_back(origin.id);
   }
   for (const OriginId& id : over) forget_run(id);
+  std::erase_if(left_, [&](const auto& entry) { return now - entry.second > kKeepDead; });
   drop_floors();
   if (collected_.size() <= kCollectedMax) return;
   std::erase_if(collected_, [&](const auto& entry) {

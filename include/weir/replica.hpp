@@ -300,7 +300,8 @@ class Replica final : public Machine {
   OriginId self_;
   bool relays_ = false;  // there are members that this node can't talk to
   std::vector<NodeId> members_;
-  std::vector<Peer> peers_;  // neighbours, by node
+  std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
+  std::vector<Peer> peers_;                     // neighbours, by node
   std::vector<Limiter> limiters_;
   std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
