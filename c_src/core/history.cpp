@@ -112,15 +112,6 @@ void History::forget(std::uint64_t all, std::uint64_t away) {
   while (!pieces_.empty() && pieces_.front().to <= away && !(open_ && pieces_.size() == 1)) pieces_.pop_front();
 }
 
-std::optional<std::span<const std::byte>> History::record(std::uint64_t seq) const {
-  if (const auto pin = pinned_.find(seq); pin != pinned_.end()) return std::span<const std::byte>(pin->second);
-  std::optional<std::span<const std::byte>> found;
-  log_.for_each([&](const Journal::Entry& entry) {
-    if (record_name(entry.bytes, self_).seq == seq) found = entry.bytes;
-  });
-  return found;
-}
-
 const Piece* History::piece_from(std::uint64_t upto) const noexcept {
   for (const Piece& piece : pieces_) {
     if (piece.from == upto && piece.to > upto && !piece.lost) return &piece;

@@ -8,8 +8,6 @@
 namespace weir {
 namespace {
 
-// Frames of records are closed at this size, well below kFrameMax: a record has at most 700 bytes.
-constexpr std::size_t kFrameTarget = 60'000;
 // Keys that wait for one frame; more go at once.
 constexpr std::size_t kDueMax = 4096;
 // A full table makes room by evicting the best of so many.

@@ -32,13 +32,17 @@ std::optional<std::pair<Nanos, Nanos>> Replica::clock_of(NodeId node) const noex
   return std::pair{peer->offset, peer->round_trip};
 }
 
+bool Replica::forgotten(const OriginId& id) const noexcept {
+  const auto last = collected_.find(id.node.v);
+  return last != collected_.end() && id.incarnation <= last->second;
+}
+
 // Whether a run that isn't known yet may become so by what others tell of it.
 bool Replica::belongs(const OriginId& id) const noexcept {
-  const auto collected = collected_.find(id.node.v);
   const auto left = [&](const auto& entry) { return entry.first == id.node; };
   const bool known =
       std::binary_search(members_.begin(), members_.end(), id.node) || std::any_of(left_.begin(), left_.end(), left);
-  return known && (collected == collected_.end() || id.incarnation > collected->second) && runs(id.node) < kRunsMax;
+  return known && !forgotten(id) && runs(id.node) < kRunsMax;
 }
 
 std::size_t Replica::runs(NodeId node) const noexcept {
@@ -67,8 +71,7 @@ Origin& Replica::run_of(const OriginId& id, Nanos now) {
 // Notes the run that a frame comes from. False for runs that are over and forgotten. Frames of the last run that come
 // late are welcome: their births are true.
 bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
-  const auto collected = collected_.find(peer.node.v);
-  if (collected != collected_.end() && incarnation <= collected->second) return false;
+  if (forgotten({peer.node, incarnation})) return false;
   if (incarnation <= peer.incarnation) return true;
   const bool restarted = peer.incarnation != 0;
   peer.incarnation = incarnation;

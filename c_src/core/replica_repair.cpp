@@ -9,7 +9,6 @@
 namespace weir {
 namespace {
 
-constexpr std::size_t kFrameTarget = 60'000;
 // A quiet of so many gossip intervals after the last news, then digests: while news comes, gaps show by themselves.
 constexpr std::int64_t kQuietIntervals = 4;
 constexpr std::uint32_t kDigests = 1;
@@ -489,6 +488,16 @@ void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>&
   }
 }
 
+// A record of one of the logs, decoded.
+Frame Replica::framed(std::span<const std::byte> record) const {
+  FrameWriter writer(self_.incarnation);
+  writer.raw(record);
+  Frame frame;
+  [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, frame);
+  assert(error == FrameError::none);
+  return frame;
+}
+
 // Calls visit(subject, births) for the own published births that a floor doesn't cover. Returns how many records of
 // these are not in the history any more.
 std::uint64_t Replica::own_births_beyond(
@@ -521,11 +530,7 @@ std::uint64_t Replica::own_births_beyond(
       ++lost;
       continue;
     }
-    FrameWriter writer(self_.incarnation);
-    writer.raw(record->second);
-    Frame own;
-    [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, own);
-    assert(error == FrameError::none);
+    const Frame own = framed(record->second);
     const auto& item = std::get<RecordItem>(own.items.front());
     visit(item.subject, own.set(item.set));
   }
@@ -543,8 +548,11 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
 // only change places. So one side goes first, the higher nodes: who would lose births waits by its place among the
 // members, and asks again; by then a donor may have them.
 bool Replica::waits_for_others(Nanos now) {
+  // Segments of one answer are true for the same records.
+  std::uint64_t looked_at = 0;
   const auto loses = [&](const auto& entry) {
     const CopyItem& item = entry.second.front().item;
+    if (std::exchange(looked_at, item.answer) == item.answer) return false;
     return own_births_beyond({item.vector, item.beyond}, [](const Subject&, std::span<const Interval>) {}) > 0;
   };
   if (std::none_of(copy_->parts.begin(), copy_->parts.end(), loses)) {
@@ -574,14 +582,13 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.upto != kForgotten) continue;
-    auto& forgotten = collected_[entry.origin.node.v];
-    forgotten = std::max(forgotten, entry.origin.incarnation);
+    auto& last = collected_[entry.origin.node.v];
+    last = std::max(last, entry.origin.incarnation);
     origins_.forget(entry.origin);
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.origin == self_ || entry.upto == kForgotten) continue;
-    const auto collected = collected_.find(entry.origin.node.v);
-    if (collected != collected_.end() && entry.origin.incarnation <= collected->second) continue;
+    if (forgotten(entry.origin)) continue;
     run_of(entry.origin, now).advance(entry.upto);
   }
   for (const NackItem& late : floor.beyond) {
@@ -601,11 +608,7 @@ void Replica::add_others(Peer& donor, Nanos now) {
       others_.append(now, entry.bytes);
       return;
     }
-    FrameWriter writer(self_.incarnation);
-    writer.raw(entry.bytes);
-    Frame frame;
-    [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, frame);
-    assert(error == FrameError::none);
+    const Frame frame = framed(entry.bytes);
     apply(donor, frame, std::get<RecordItem>(frame.items.front()), now);
   });
 }

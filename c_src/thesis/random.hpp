@@ -5,19 +5,15 @@
 
 #include <cstdint>
 
+#include "lab/random.hpp"
+
 namespace weir::thesis {
 
 class Random {
  public:
   explicit constexpr Random(std::uint64_t seed) noexcept : state_(seed) {}
 
-  constexpr std::uint64_t next() noexcept {
-    state_ += 0x9e3779b97f4a7c15U;
-    std::uint64_t x = state_;
-    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
-    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
-    return x ^ (x >> 31U);
-  }
+  constexpr std::uint64_t next() noexcept { return lab::mix(state_ += 0x9e3779b97f4a7c15U); }
 
   // Uniform in 0 .. bound - 1, with a bias below bound / 2^64. REQUIRES: bound >= 1.
   constexpr std::uint64_t below(std::uint64_t bound) noexcept {

@@ -31,6 +31,8 @@ namespace weir {
 inline constexpr std::uint8_t kFrameVersion = 1;
 // The most bytes and items of a frame, and of ranges and entries in one item.
 inline constexpr std::size_t kFrameMax = std::size_t{1} << 20;
+// Frames of many records are closed at this size, well below kFrameMax: a record has at most 700 bytes.
+inline constexpr std::size_t kFrameTarget = 60'000;
 inline constexpr std::size_t kItemsMax = std::size_t{1} << 14;
 inline constexpr std::size_t kRangesMax = 64;
 inline constexpr std::size_t kVectorMax = 4096;

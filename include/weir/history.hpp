@@ -23,7 +23,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -109,9 +108,7 @@ class History {
   // UINT64_MAX).
   void forget(std::uint64_t all, std::uint64_t away);
 
-  // What brings a peer forward that has all up to `upto`: the record upto + 1, else the piece that starts there.
-  // Neither: it is gone.
-  std::optional<std::span<const std::byte>> record(std::uint64_t seq) const;
+  // The piece that starts after record `upto`; null if there is none, or no more.
   const Piece* piece_from(std::uint64_t upto) const noexcept;
   // All pieces, oldest first.
   const std::deque<Piece>& pieces() const noexcept { return pieces_; }

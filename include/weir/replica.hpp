@@ -12,14 +12,12 @@
 //   repair    a gap in the numbers, or a heartbeat that tells of a later one, is asked for (NACK) after a moment for
 //             reordering, then again at growing intervals. Some time after the last news, digests of the vectors go to
 //             rotating peers; where they differ, vectors are exchanged.
-//   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are folded
-//   into
-//             one chunk an absence. When it is back both exchange vectors at once. What is gone from the logs is made
-//             good by a state copy.
+//   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are
+//             folded into one chunk an absence. When it is back both exchange vectors at once. What is gone from the
+//             logs is made good by a state copy.
 //   join      a later incarnation of a node copies all segments from a peer, each with the vector it is true for.
-//   forget    runs that are over, or whose node was removed, are refused once they are forgotten: a node that comes
-//   back
-//             after that comes as a later incarnation, and incarnations of a node ascend.
+//   forget    runs that are over, or whose node was removed, are refused once they are forgotten: a node that
+//             comes back after that comes as a later incarnation, and incarnations of a node ascend.
 //
 // Guarantees: no birth is counted twice on a node. What a crashed node had not sent is lost (at most slack/N tokens a
 // key), and what it sent that reached nobody. Everything else arrives, once the nodes can reach each other, within the
@@ -80,7 +78,7 @@ struct ReplicaConfig {
   Nanos heartbeat_interval{500'000'000};
   Nanos peer_timeout{2'000'000'000};
   Nanos forget_after{3'600'000'000'000};
-  Nanos keep_others{5'000'000'000};    // others' records are kept for the sake of those whose origin died
+  Nanos keep_others{5'000'000'000};    // others' records, until their origin says that all have them; longer never
   Nanos future_bound{10'000'000'000};  // births further ahead put their origin into quarantine
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
@@ -235,6 +233,7 @@ class Replica final : public Machine {
   // replica_peers.cpp: signs of life, membership
   Peer* find(NodeId node) noexcept;
   const Peer* find(NodeId node) const noexcept;
+  bool forgotten(const OriginId& id) const noexcept;
   bool belongs(const OriginId& id) const noexcept;
   std::size_t runs(NodeId node) const noexcept;
   Origin& run_of(const OriginId& id, Nanos now);
@@ -272,6 +271,7 @@ class Replica final : public Machine {
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
   void replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now);
+  Frame framed(std::span<const std::byte> record) const;
   std::uint64_t own_births_beyond(const Floor& floor,
                                   const std::function<void(const Subject&, std::span<const Interval>)>& visit) const;
   void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
