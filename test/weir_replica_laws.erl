@@ -5,7 +5,8 @@
 %%
 %%   once       at any time, on any node, a key's published births are at most those that nodes admitted
 %%   ends       after the last fault all live nodes come to rest within a bounded time, and then send signs of life only
-%%   same       they then hold the same published births, unless a log that was cut short has lost some for good
+%%   same       they then hold the same published births, unless a node had to let go of own ones for a copy (about one in ten
+%%              thousand of these schedules then ends with a node that still has them, decision 0007)
 %%   complete   of what nodes admitted that did not crash nothing is missing: it is published or still unsent, and with
 %%              flush_after it is published. Births of a crashed node may be missing, and records that were counted as lost
 %%              because a log was cut short
@@ -189,11 +190,11 @@ rest(Type, Limiters, Setting, C, Seconds) ->
     end.
 
 %% What is not as it must be in the end.
-unrest(Type, Limiters, #{flush := Flush} = Setting, C) ->
+unrest(Type, Limiters, #{flush := Flush}, C) ->
     Nodes = ?CLUSTER:nodes(C),
     [{not_quiet, N} || N <- Nodes, not weir_machine:quiet(?CLUSTER:machine(N, C))] ++
         [{unsent, N, Subject, Births} || Flush, Subject <- subjects(C), N <- Nodes, [_ | _] = Births <- [unsent(N, Subject, C)]] ++
-        [{differ, Subject, N, Other} || not cut_short(Setting, C), Subject <- subjects(C), {N, Other} <- neighbours(Nodes), not alike(Type, Limiters, Subject, N, Other, C)].
+        [{differ, Subject, N, Other} || lost(C) =:= 0, Subject <- subjects(C), {N, Other} <- neighbours(Nodes), not alike(Type, Limiters, Subject, N, Other, C)].
 
 neighbours([]) -> [];
 neighbours([_ | Later] = Nodes) -> lists:zip(lists:droplast(Nodes), Later).
@@ -203,10 +204,11 @@ alike(Type, Limiters, {Limiter, _} = Subject, Node, Other, C) ->
 
 %% All that was sent is signs of life, and all that was published stays.
 stays_at_rest(C) ->
-    %% A digest of the last news may still be due; of runs that ended, until they are forgotten (kKeepDead).
+    %% A digest of the last news may still be due. A run that ended is in digests for 45 s (kDeadInDigests), and a node may
+    %% hear of the end as late as another forgets it (kKeepDead, 60 s).
     Settle = case ?CLUSTER:crashed(C) of
                  [] -> 5000;
-                 _ -> 70000
+                 _ -> 110000
              end,
     Still = ?CLUSTER:run(Settle, C),
     Later = ?CLUSTER:run(?STAY_S * 1000, Still),

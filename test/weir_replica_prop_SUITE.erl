@@ -86,7 +86,20 @@ schedules() ->
        {wait, 6000}, {crash, 5}, {return, 5}, {wait, 1}, {ask, 5, Small}, {cut, [1, 5, 3, 4]},
        {weather, #{loss => 40, duplicate => 30, delay => 400}}, {wait, 6000}]},
      {"two that join copy from each other in vain, and agree in the end",
-      #{}, [{crash, 1}, join, {ask, 2, Small}, {crash, 2}, {return, 2}]}].
+      #{}, [{crash, 1}, join, {ask, 2, Small}, {crash, 2}, {return, 2}]},
+     {"two sides that lack each other's records, with logs cut short, don't copy from each other for ever",
+      #{limits => tiny, seed => 1},
+      [join, join, {cut, [3, 1]}, slow(60), {ask, 4, {1, ?KEY, 5}}, join, {ask, 3, Small}, {ask, 2, {1, ?KEY, 26}}, {wait, 6000},
+       {ask, 1, Small}]},
+     {"births admitted while joining are looked for at others before a copy costs them",
+      #{nodes => 4, limits => tiny}, [join, {ask, 5, {1, ?KEY, 50}}, {ask, 5, Small}, {ask, 5, {1, ?KEY, 1}}]},
+     {"a dead run's record beyond a hole that is in no log any more reaches all",
+      #{nodes => 4, limits => tiny, seed => 9},
+      [lossy(40), {ask, 1, {1, ?KEY, 12}}, {crash, 1}, {wait, 6000}, {ask, 2, Small}, {ask, 2, {1, ?KEY, 9}}, {crash, 2}]},
+     {"runs that some have forgotten don't keep a copy from being taken",
+      #{flush => true},
+      [{ask, 2, Small}, {crash, 2}, {return, 2}, join, join, {crash, 1}, {return, 1}, {cut, [1, 3]}, {wait, 60000},
+       {weather, #{loss => 0, duplicate => 30, delay => 0}}, join, {ask, 4, {1, ?KEY, 1}}, {crash, 4}]}].
 
 %% ---- the merge of interval sets, as the replica does it: commutative and associative
 

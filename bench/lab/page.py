@@ -66,7 +66,9 @@ ACCOUNTING = """## Accounting
 - **Truth** is a token bucket on one node that gets the same requests at the same times (`central-queue`; a central counter runs
   beside it, and `central_disagreements` counts where the two differ).
 - **Agreement** is the share of requests decided as the central limiter decides them. `false_admissions` and `false_denials` are the
-  two ways to differ. It is the strictest measure: a token that is given a moment later makes two disagreements.
+  two ways to differ. It is the strictest measure: a token that is given a moment later makes two disagreements. Times are whole
+  milliseconds, and a frame that arrives in the instant of a request was there before it: with a delay of 1.001 instead of 1 ms,
+  `interval` agrees in 99.97 % on A (c = 100) and in 99.91 % on C (c = 1000).
 - **The rejection curve** (`rejection_curve_ratio`) is the thesis' precision (5.1.1): rejections so far, a point each second, summed,
   over the same sum of the central limiter. It does not see which requests were rejected, and rejections too many make up for
   rejections missed. `rejection_ratio` is the quotient of the last points.

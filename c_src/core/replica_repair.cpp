@@ -21,7 +21,13 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
 constexpr std::uint32_t kAskMost = 16;
 constexpr std::uint32_t kCopyAttempts = 12;
-constexpr Nanos kTurn{1'000'000'000};  // longer than a copy takes: a node's turn to lose births, after the one above
+// Own births that a copy would cost may be on their way to its donor, or another donor may turn out to have them: the
+// copy is asked for again, for so long.
+constexpr Nanos kOnTheWay{5'000'000'000};
+constexpr Nanos kCopyAgain{1'000'000'000};
+// A copy that was not taken is not asked for again for so long, then for twice as long, up to 2^kRefusalsMost.
+constexpr Nanos kAfterRefusal{1'000'000'000};
+constexpr std::uint32_t kRefusalsMost = 5;
 constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
 // Between two copies for the same peer, who asks again after 300 ms at the earliest.
 constexpr Nanos kCopiesApart{100'000'000};
@@ -129,7 +135,16 @@ void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
     ++stats_.repaired;
     if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
   });
-  if (!found && origin->upto >= item.ranges.front().first) frame.put(GoneItem{item.origin, origin->upto});
+  // What is here, but in no log any more, can be had by a copy.
+  const auto has = [&](const Range& late) {
+    return std::any_of(item.ranges.begin(), item.ranges.end(),
+                       [&](const Range& asked) { return asked.first <= late.last && late.first <= asked.last; });
+  };
+  if (!found && origin->upto >= item.ranges.front().first) {
+    frame.put(GoneItem{item.origin, origin->upto});
+  } else if (!found && std::any_of(origin->beyond.begin(), origin->beyond.end(), has)) {
+    frame.put(GoneItem{item.origin, origin->beyond.back().last});
+  }
   send_to(peer.node, frame, Traffic::repair, effects);
 }
 
@@ -175,7 +190,7 @@ void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effect
   Origin* const origin = origins_.find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
   note(*origin, item.upto, peer.node, now, {0});
-  start_copy(peer.node, now, effects);
+  start_copy(peer.node, *origin, now, effects);
 }
 
 // Vectors and digests.
@@ -323,7 +338,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   };
   if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
       std::any_of(floors_.begin(), floors_.end(), half_covered)) {
-    start_copy(peer.node, now, effects);
+    start_copy(peer.node, origin, now, effects);
     return;
   }
   const auto ahead = [&](const EntryItem& entry) {
@@ -360,28 +375,38 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
 // State copies. All segments are collected, then they replace what is published here, and own births that the donor had
 // not seen are added again.
 
-void Replica::start_copy(NodeId donor, Nanos now, Effects& effects) {
-  if (copy_) return;
+void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects) {
+  if (copy_ || now < no_copy_before_) return;
   copy_ = Copying{};
-  copy_->donor = donor;
+  copy_->donor = copy_->named = donor;
+  copy_->missed = {missed.id, missed.upto + 1};
   ask_for_copy(now, effects);
+}
+
+// Donors in turn: those that have acknowledged all that is not in the logs here any more, as far as there are such, the
+// named one first.
+const Replica::Peer* Replica::choose_donor() const {
+  std::vector<const Peer*> donors;
+  std::vector<const Peer*> costly;
+  for (const Peer& peer : peers_) {
+    if (!peer.live || std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end()) continue;
+    auto& fits = loses_births({{{self_, peer.acked}}, {}}) ? costly : donors;
+    fits.insert(peer.node == copy_->named ? fits.begin() : fits.end(), &peer);
+  }
+  if (donors.empty()) donors = std::move(costly);
+  if (donors.empty()) return nullptr;
+  const std::size_t first = donors.front()->node == copy_->named ? 0 : static_cast<std::size_t>(config_.seed);
+  return donors[(first + copy_->attempts) % donors.size()];
 }
 
 void Replica::ask_for_copy(Nanos now, Effects& effects) {
   Copying& copy = *copy_;
   if (copy.attempts >= kCopyAttempts) {
     // Nobody can give one: the node goes on with what it has; gaps will show again.
-    copy_.reset();
-    config_.joining = false;
-    unpark(now, effects);
+    end_copy(now, effects);
     return;
   }
-  // The donor that was named first, then every live peer in turn.
-  const Peer* chosen = copy.attempts == 0 ? find(copy.donor) : nullptr;
-  for (std::size_t i = 0; i < peers_.size() && chosen == nullptr; ++i) {
-    const Peer& peer = peers_[(i + copy.attempts + config_.seed) % peers_.size()];
-    if (peer.live) chosen = &peer;
-  }
+  const Peer* const chosen = choose_donor();
   const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * delay_.v) << std::min(copy.attempts, 3u);
   copy.deadline = now + Nanos{wait};
   ++copy.attempts;
@@ -544,34 +569,97 @@ void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> seg
   });
 }
 
-// When chunks of both sides of a partition are gone, each side's copy would cost it its own births, and the sides would
-// only change places. So one side goes first, the higher nodes: who would lose births waits by its place among the
-// members, and asks again; by then a donor may have them.
-bool Replica::waits_for_others(Nanos now) {
-  // Segments of one answer are true for the same records.
-  std::uint64_t looked_at = 0;
-  const auto loses = [&](const auto& entry) {
-    const CopyItem& item = entry.second.front().item;
-    if (std::exchange(looked_at, item.answer) == item.answer) return false;
-    return own_births_beyond({item.vector, item.beyond}, [](const Subject&, std::span<const Interval>) {}) > 0;
-  };
-  if (std::none_of(copy_->parts.begin(), copy_->parts.end(), loses)) {
-    losing_since_ = kNever;
-    return false;
-  }
-  losing_since_ = std::min(losing_since_, now);
-  const auto above =
-      static_cast<std::int64_t>(members_.end() - std::upper_bound(members_.begin(), members_.end(), self_.node));
-  if (now - losing_since_ >= Nanos{above * kTurn.v}) {
-    losing_since_ = kNever;
-    return false;
-  }
-  // The same donor again: it has what is missing here.
+bool Replica::loses_births(const Floor& floor) const {
+  return own_births_beyond(floor, [](const Subject&, std::span<const Interval>) {}) > 0;
+}
+
+void Replica::copy_again(Nanos at) {
   copy_->wanted = ~std::uint64_t{0};
   copy_->parts.clear();
   copy_->keys = 0;
   copy_->attempts = 0;
+  copy_->deadline = at;
+}
+
+// Whether the copy that came brings nothing of what was missed, so that another donor is to be asked.
+bool Replica::donor_is_unfit(Nanos now) {
+  const auto brings = [&](const auto& entry) {
+    const CopyItem& item = entry.second.front().item;
+    return Floor{item.vector, item.beyond}.covers(copy_->missed.origin, copy_->missed.upto);
+  };
+  if (copy_->missed.upto == 0 || copy_->donor == copy_->named) return false;
+  if (std::any_of(copy_->parts.begin(), copy_->parts.end(), brings)) return false;
+  copy_->unfit.push_back(copy_->donor);
+  copy_again(now);
   return true;
+}
+
+// What is gone from all logs can't be had beside what the donor lacks: two nodes that lack each other's births would
+// change places for ever, or until all had lost something. So all nodes judge states alike, by their vectors, compared
+// from the first origin on: who is behind takes the state of who is ahead, never the other way round.
+bool Replica::is_ahead(const Floor& floor, bool loses) {
+  std::map<OriginId, std::uint64_t> mine;
+  for (const VectorEntry& entry : vector()) mine[entry.origin] = entry.upto;
+  for (const VectorEntry& entry : floor.upto) mine.try_emplace(entry.origin, 0);
+  std::map<OriginId, Origin> kept;  // would be added to the copy
+  others_.for_each([&](const Journal::Entry& entry) {
+    const RecordName name = record_name(entry.bytes, self_);
+    kept[name.origin].mark(name.seq);
+  });
+  for (const NackItem& late : floor.beyond) {
+    for (const Range& range : late.ranges) kept[late.origin].mark(range);
+  }
+  const auto beyond = [](const Origin& origin) {
+    std::uint64_t count = 0;
+    for (const Range& range : origin.beyond) count += range.last - range.first + 1;
+    return count;
+  };
+  for (const auto& [id, upto] : mine) {
+    if (id == self_) {
+      if (loses) return false;
+      continue;
+    }
+    const std::uint64_t theirs = floor.upto_of(id);
+    if (theirs == kForgotten || forgotten(id)) continue;  // nodes forget runs that are over at different times
+    Origin& then = kept[id];
+    then.advance(theirs);
+    const Origin* const origin = origins_.find(id);
+    const std::pair has{upto, origin == nullptr ? 0 : beyond(*origin)};
+    const std::pair would_have{then.upto, beyond(then)};
+    if (would_have != has) return would_have > has;
+  }
+  return false;
+}
+
+// Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
+bool Replica::takes_copy(const Floors& floors, const Floor& all, Nanos now, Effects& effects) {
+  // Segments of one answer are true for the same records.
+  const Floor* looked_at = nullptr;
+  const bool loses = std::any_of(floors.begin(), floors.end(), [&](const auto& entry) {
+    const Floor* const before = std::exchange(looked_at, &entry.second);
+    return (before == nullptr || !(*before == entry.second)) && loses_births(entry.second);
+  });
+  if (loses) {
+    losing_since_ = std::min(losing_since_, now);
+    if (now - losing_since_ < kOnTheWay) {
+      copy_again(now + kCopyAgain);
+      return false;
+    }
+  }
+  losing_since_ = kNever;
+  if (config_.joining || is_ahead(all, loses)) {
+    copies_refused_ = 0;
+    return true;
+  }
+  no_copy_before_ = now + Nanos{kAfterRefusal.v << std::min(copies_refused_++, kRefusalsMost)};
+  end_copy(now, effects);
+  return false;
+}
+
+void Replica::end_copy(Nanos now, Effects& effects) {
+  copy_.reset();
+  config_.joining = false;
+  unpark(now, effects);
 }
 
 // From now on the vector says what the copy is true for.
@@ -614,37 +702,40 @@ void Replica::add_others(Peer& donor, Nanos now) {
 }
 
 void Replica::finish_copy(Nanos now, Effects& effects) {
-  if (waits_for_others(now)) return;
-  const Copying copy = std::move(*copy_);
-  copy_.reset();
-  config_.joining = false;
-  floors_.clear();
-  std::map<std::uint8_t, Floor> floors;
-  bool alike = true;
-  for (const auto& [segment, parts] : copy.parts) {
-    replace_segment(segment, parts, now);
+  if (donor_is_unfit(now)) return;
+  Floors floors;
+  for (const auto& [segment, parts] : copy_->parts) {
     floors[segment] = {parts.front().item.vector, parts.front().item.beyond};
-    alike = alike && floors[segment] == floors.begin()->second;
   }
-  if (alike) {
-    add_own_births(floors.begin()->second, std::nullopt, now);
-    stand_at(floors.begin()->second, now);
-  } else {
-    // The vector stands where all segments do; what single segments have beyond that is kept as their floor.
+  const bool alike = std::all_of(floors.begin(), floors.end(),
+                                 [&](const auto& entry) { return entry.second == floors.begin()->second; });
+  // The vector stands where all segments do; what single segments have beyond that is kept as their floor.
+  Floor all = floors.begin()->second;
+  if (!alike) {
     // An origin that one donor didn't know yet stands at 0, so that the floors of the others are kept.
     std::map<OriginId, std::uint64_t> stands;
     for (const auto& [segment, floor] : floors) {
-      add_own_births(floor, segment, now);
       for (const VectorEntry& entry : floor.upto) stands.emplace(entry.origin, kForgotten);
     }
-    Floor least;
+    all = {};
     for (auto& [origin, upto] : stands) {
       for (const auto& [segment, floor] : floors) upto = std::min(upto, floor.upto_of(origin));
-      least.upto.push_back({origin, upto});
+      all.upto.push_back({origin, upto});
     }
-    stand_at(least, now);
-    floors_ = std::move(floors);
   }
+  if (!takes_copy(floors, all, now, effects)) return;
+  const Copying copy = std::move(*copy_);
+  copy_.reset();
+  config_.joining = false;
+  for (const auto& [segment, parts] : copy.parts) replace_segment(segment, parts, now);
+  if (alike) {
+    add_own_births(all, std::nullopt, now);
+    floors.clear();
+  } else {
+    for (const auto& [segment, floor] : floors) add_own_births(floor, segment, now);
+  }
+  stand_at(all, now);
+  floors_ = std::move(floors);
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys_.sweep(segment, [&](KeyState& state) {

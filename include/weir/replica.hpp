@@ -190,6 +190,7 @@ class Replica final : public Machine {
     bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
     bool operator==(const Floor& other) const noexcept;
   };
+  using Floors = std::map<std::uint8_t, Floor>;  // by segment
   struct CopyPart {
     CopyItem item;
     std::vector<Interval> intervals;
@@ -197,6 +198,9 @@ class Replica final : public Machine {
   };
   struct Copying {
     NodeId donor;
+    NodeId named;                              // the donor to begin with
+    VectorEntry missed;                        // what the copy must bring; of sequence 0: nothing
+    std::vector<NodeId> unfit;                 // have no more of it than this node
     std::uint64_t wanted = ~std::uint64_t{0};  // segments that are still to come
     std::map<std::uint8_t, std::vector<CopyPart>> parts;
     std::size_t keys = 0;  // in `parts`
@@ -266,7 +270,8 @@ class Replica final : public Machine {
   void send_digest(Nanos now, Effects& effects);
   void news(Nanos now, bool of_members = false) noexcept;
   void apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects);
-  void start_copy(NodeId donor, Nanos now, Effects& effects);
+  void start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects);
+  const Peer* choose_donor() const;
   void ask_for_copy(Nanos now, Effects& effects);
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
@@ -275,7 +280,12 @@ class Replica final : public Machine {
   std::uint64_t own_births_beyond(const Floor& floor,
                                   const std::function<void(const Subject&, std::span<const Interval>)>& visit) const;
   void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
-  bool waits_for_others(Nanos now);
+  bool loses_births(const Floor& floor) const;
+  void copy_again(Nanos at);
+  bool donor_is_unfit(Nanos now);
+  bool takes_copy(const Floors& floors, const Floor& all, Nanos now, Effects& effects);
+  bool is_ahead(const Floor& floor, bool loses);
+  void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
   void add_others(Peer& donor, Nanos now);
   void finish_copy(Nanos now, Effects& effects);
@@ -325,9 +335,11 @@ class Replica final : public Machine {
 
   std::optional<Copying> copy_;
   Nanos losing_since_ = kNever;  // a copy would cost own births since then
+  Nanos no_copy_before_;         // after some that were not taken
+  std::uint32_t copies_refused_ = 0;
   std::vector<std::pair<NodeId, Bytes>> parked_;
   std::size_t parked_bytes_ = 0;
-  std::map<std::uint8_t, Floor> floors_;
+  Floors floors_;
 
   Nanos heartbeat_at_;
   Nanos sweep_at_;

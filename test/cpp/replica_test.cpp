@@ -85,6 +85,22 @@ TEST_CASE("loss, jitter and duplicates: everything published arrives once", "[re
   CHECK(cluster.at(0).stats().nacks > 0);
 }
 
+TEST_CASE("who is a tenth above the rate is limited, though most nodes never reach their share", "[replica]") {
+  // 0.9 of the rate at one node, 0.2 at the others together (decision 0006), for 15 retentions of a horizon (20 s) that
+  // sweeps are too slow for.
+  Cluster cluster(10, terms(1000, ms(10)));
+  constexpr std::uint32_t kTenths = 15 * 20 * 10;
+  for (std::uint32_t tenth = 0; tenth < kTenths; ++tenth) {
+    for (std::uint32_t i = 0; i < 11; ++i) {
+      cluster.ask(i < 9 ? 0 : 1 + (tenth * 2 + i) % 9, kKey);
+      cluster.run_for(ms(9));
+    }
+    cluster.run_for(ms(1));
+  }
+  CHECK(cluster.level(kKey) <= 1000 + 4);
+  CHECK(admitted(cluster, kKey) >= Tokens{kTenths * 10});
+}
+
 TEST_CASE("a quiet cluster sends heartbeats and nothing else", "[replica]") {
   Rng rng(9);
   Cluster cluster(5, terms(100, ms(1000)));
