@@ -12,12 +12,14 @@ namespace weir::nif {
 
 namespace {
 
+using thesis::Bytes;
 using thesis::Element;
+using thesis::Merge;
 using thesis::Millis;
 using thesis::Queue;
 using thesis::QueueError;
 using thesis::QueueHead;
-using Bytes = std::span<const std::byte>;
+using thesis::Slice;
 
 // What a call on a normal scheduler may be about; beyond it, it moves to a dirty one (and costs some 5 us more). A
 // birth costs up to 3 ns (merged) and a run up to 25 ns more, so this is 100 us (doc/benchmarks.md).
@@ -40,14 +42,15 @@ class EmulatorMemory final : public std::pmr::memory_resource {
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
 
-// Where a call's queues live.
+// Where a call's queues live: on the stack, if they have no more than some 1500 births.
 class Workplace {
  public:
+  std::pmr::memory_resource* memory() noexcept { return &memory_; }
   Queue queue() { return Queue({1}, &memory_); }
 
  private:
   EmulatorMemory emulator_;
-  alignas(std::max_align_t) std::array<std::byte, 8192> first_;
+  alignas(std::max_align_t) std::array<std::byte, 32768> first_;
   std::pmr::monotonic_buffer_resource memory_{first_.data(), first_.size(), &emulator_};
 };
 
@@ -83,10 +86,10 @@ QueueError get_queue(ErlNifEnv* env, ERL_NIF_TERM term, Queue& queue) {
   return get_packed(env, term, bytes) ? queue.unpack(bytes) : QueueError::malformed;
 }
 
-ERL_NIF_TERM make_queue(ErlNifEnv* env, const Queue& queue, std::uint32_t from = 0) {
+ERL_NIF_TERM make_queue(ErlNifEnv* env, const Slice& slice) {
   ERL_NIF_TERM term;
-  unsigned char* const bytes = enif_make_new_binary(env, queue.packed_size(from), &term);
-  queue.pack(reinterpret_cast<std::byte*>(bytes), from);
+  unsigned char* const bytes = enif_make_new_binary(env, slice.packed_size(), &term);
+  slice.pack(reinterpret_cast<std::byte*>(bytes));
   return term;
 }
 
@@ -110,7 +113,7 @@ ERL_NIF_TERM schedule(ErlNifEnv* env, const char* name, std::size_t work, int ar
 ERL_NIF_TERM queue_new(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   ErlNifSInt64 interval;
   if (!enif_get_int64(env, argv[0], &interval) || interval < 1 || interval > kSpanMax.v) return atoms.bad_interval;
-  return make_queue(env, Queue({interval}));
+  return make_queue(env, Queue({interval}).slice());
 }
 
 // queue_from_list(Empty, [{BirthMs, DeathNs}], Length) -> Queue | Wrong
@@ -128,7 +131,7 @@ ERL_NIF_TERM from_list(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
       return atoms.bad_item;
     error = queue.push({{birth}, {death}});
   }
-  return error == QueueError::none ? make_queue(env, queue) : make_error(error);
+  return error == QueueError::none ? make_queue(env, queue.slice()) : make_error(error);
 }
 
 ERL_NIF_TERM queue_from_list(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
@@ -164,7 +167,7 @@ ERL_NIF_TERM append(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Queue queue = workplace.queue();
   QueueError error = get_queue(env, argv[0], queue);
   if (error == QueueError::none) error = queue.append(Millis{now});
-  return error == QueueError::none ? make_queue(env, queue) : make_error(error);
+  return error == QueueError::none ? make_queue(env, queue.slice()) : make_error(error);
 }
 
 ERL_NIF_TERM queue_append(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
@@ -179,7 +182,7 @@ ERL_NIF_TERM refill(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Queue queue = workplace.queue();
   if (const QueueError error = get_queue(env, argv[0], queue); error != QueueError::none) return make_error(error);
   const std::uint32_t dead = queue.dead({now});
-  return dead == 0 ? argv[0] : make_queue(env, queue, dead);
+  return dead == 0 ? argv[0] : make_queue(env, queue.slice(dead));
 }
 
 ERL_NIF_TERM queue_refill(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
@@ -187,22 +190,22 @@ ERL_NIF_TERM queue_refill(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
 }
 
 // queue_merge(Local, Other, IntoLocalState) -> {Merged, Updates} | Wrong
-ERL_NIF_TERM merge(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
-  Workplace workplace;
-  Queue local = workplace.queue(), other = workplace.queue(), merged = workplace.queue(), updates = workplace.queue();
+ERL_NIF_TERM do_merge(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   if (argv[2] != atoms.true_ && argv[2] != atoms.false_) return enif_make_badarg(env);
-  const auto into = argv[2] == atoms.true_ ? Queue::Into::local_state : Queue::Into::delta_state;
-  QueueError error = get_queue(env, argv[0], local);
-  if (error == QueueError::none) error = get_queue(env, argv[1], other);
-  if (error == QueueError::none) error = Queue::merge(local, other, into, merged, updates);
-  if (error != QueueError::none) return make_error(error);
+  const auto into = argv[2] == atoms.true_ ? Merge::Into::local_state : Merge::Into::delta_state;
+  Bytes local, other;
+  if (!get_packed(env, argv[0], local) || !get_packed(env, argv[1], other)) return atoms.malformed;
+  Workplace workplace;
+  Merge merge(workplace.memory());
+  if (const QueueError error = merge.run(local, other, into); error != QueueError::none) return make_error(error);
   // Nothing new: the local queue as it is.
-  const ERL_NIF_TERM result = updates.empty() ? argv[0] : make_queue(env, merged);
-  return enif_make_tuple2(env, result, make_queue(env, updates));
+  const Slice updates = merge.updates();
+  const ERL_NIF_TERM merged = updates.empty() ? argv[0] : make_queue(env, merge.merged());
+  return enif_make_tuple2(env, merged, make_queue(env, updates));
 }
 
 ERL_NIF_TERM queue_merge(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
-  return schedule<merge>(env, "queue_merge", work(env, argv[0]) + work(env, argv[1]), argc, argv);
+  return schedule<do_merge>(env, "queue_merge", work(env, argv[0]) + work(env, argv[1]), argc, argv);
 }
 
 // Trivial: an array of it costs nothing to make.

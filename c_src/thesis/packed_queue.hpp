@@ -74,6 +74,9 @@ inline constexpr std::uint32_t kMaxBirths = 1 << 20;
 inline constexpr Millis kMaxSpan{UINT32_MAX};
 inline constexpr Millis kMaxBirth{kTimeMax.v / 1'000'000};
 
+using Bytes = std::span<const std::byte>;
+using Births = std::span<const std::uint32_t>;  // in ms after a base
+
 // What the first bytes say. Reading it checks them, and that the length is right, but not the elements: constant time.
 struct QueueHead {
   std::uint32_t births = 0;
@@ -82,7 +85,7 @@ struct QueueHead {
   Millis base;
   Nanos interval;
 
-  static std::optional<QueueHead> read(std::span<const std::byte> bytes) noexcept;
+  static std::optional<QueueHead> read(Bytes bytes) noexcept;
 };
 
 // Leaves new numbers uninitialized: they are about to be written, and writing them twice is a third of unpacking.
@@ -103,15 +106,56 @@ struct RawAllocator : std::pmr::polymorphic_allocator<T> {
   }
 };
 
-// A queue in working form, unpacked: births as they are, deaths as runs.
+template <class T>
+using RawVector = std::vector<T, RawAllocator<T>>;
+
+// Elements whose deaths are T apart.
+struct Run {
+  std::uint32_t index;  // of the first one
+  std::int64_t death;   // its death, in ns
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+struct Range {
+  std::size_t begin, end;
+};
+// What lies between ranges: visit(begin, end). REQUIRES: they ascend.
+template <class Visit>
+void each_part(std::size_t size, std::span<const Range> ranges, Visit visit) {
+  std::size_t at = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (at < begin) visit(at, begin);
+    at = end;
+  }
+  if (at < size) visit(at, size);
+}
+
+// Elements that are about to be packed: births without some ranges, and their runs. Lives no longer than they do.
+class Slice {
+ public:
+  // `from` is the index that the first birth has for the runs.
+  Slice(Nanos interval, Millis base, Births births, std::span<const Range> without, std::span<const Run> runs,
+        std::uint32_t from = 0) noexcept;
+
+  bool empty() const noexcept { return count_ == 0; }
+  std::size_t packed_size() const noexcept;
+  void pack(std::byte* out) const noexcept;  // exactly packed_size()
+
+ private:
+  Nanos interval_;
+  Millis base_;
+  Births births_;
+  std::span<const Range> without_;
+  std::span<const Run> runs_;
+  std::uint32_t from_;
+  std::uint32_t count_ = 0;
+  std::uint32_t first_ = 0;
+  unsigned width_ = 1;
+};
+
+// A queue in working form, unpacked.
 class Queue {
  public:
-  struct Run {
-    std::uint32_t index;  // of the element that it begins with
-    std::int64_t death;   // that element's, in ns
-    friend bool operator==(const Run&, const Run&) = default;
-  };
-
   // REQUIRES: 1 ns <= interval <= kSpanMax.
   explicit Queue(Nanos interval, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : interval_(interval), births_(memory), runs_(memory) {}
@@ -119,11 +163,9 @@ class Queue {
   std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(births_.size()); }
   bool empty() const noexcept { return births_.empty(); }
   Nanos interval() const noexcept { return interval_; }
-  std::span<const std::int64_t> births() const noexcept { return births_; }  // in ms
-  std::span<const Run> runs() const noexcept { return runs_; }
   // Equal births, deaths and T.
   friend bool operator==(const Queue& a, const Queue& b) noexcept {
-    return a.interval_ == b.interval_ && a.births_ == b.births_ && a.runs_ == b.runs_;
+    return a.interval_ == b.interval_ && a.base_ == b.base_ && a.births_ == b.births_ && a.runs_ == b.runs_;
   }
 
   // The elements in order: visit(Element).
@@ -139,45 +181,56 @@ class Queue {
   std::uint32_t dead(Nanos now) const noexcept;
 
   // Replaces this queue. O(births + runs).
-  QueueError unpack(std::span<const std::byte> bytes);
-  // Elements from index `from` on, as bytes. `pack` writes exactly packed_size(from). REQUIRES: from <= size(), and the
-  // births' span is at most kMaxSpan, as after unpack, push, append; after merge, if it returned `none`.
-  std::size_t packed_size(std::uint32_t from = 0) const noexcept;
-  void pack(std::byte* out, std::uint32_t from = 0) const noexcept;
-
-  // Listings 4.2 and 4.3. `merged` has the births of both in order; of equal ones the other's first, but into the local
-  // state a birth of both is one element, with the larger death. Then a death is at least T after the one before it.
-  // `updates` has those elements of `merged` that the local queue had not, or had with another death: what the
-  // neighbours' delta states must learn. The outputs are replaced; neither may be one of the inputs.
-  // O(births + runs), about 3 ns a birth with few runs, 25 with a run each (packing and unpacking included).
-  enum class Into : std::uint8_t { local_state, delta_state };
-  static QueueError merge(const Queue& local, const Queue& other, Into into, Queue& merged, Queue& updates);
+  QueueError unpack(Bytes bytes);
+  // Elements from index `from` on, to be packed. REQUIRES: from <= size().
+  Slice slice(std::uint32_t from = 0) const noexcept;
 
  private:
-  friend class Merger;
-
   std::int64_t last_death() const noexcept;  // REQUIRES: not empty
   std::uint32_t run_end(std::size_t run) const noexcept;
   std::size_t first_run(std::uint32_t from) const noexcept;  // the run that element `from` is in
-  QueueError decode_births(const QueueHead& head, const std::byte* at);
-  QueueError decode_runs(const QueueHead& head, const std::byte* at);
 
   Nanos interval_;
-  std::vector<std::int64_t, RawAllocator<std::int64_t>> births_;
-  std::vector<Run, RawAllocator<Run>> runs_;
+  Millis base_;  // the first birth; 0 if there is none
+  RawVector<std::uint32_t> births_;
+  RawVector<Run> runs_;
+};
+
+// Listings 4.2 and 4.3, from bytes. `merged` has the births of both in order; of equal ones the other's first, but into
+// the local state a birth of both is one element, with the larger death. Then a death is at least T after the one
+// before it. `updates` has those elements of `merged` that the local queue had not, or had with another death: what the
+// neighbours' delta states must learn. REQUIRES: `run` is called once, and what it was given lives as long as this.
+// O(births + runs), about 2 ns a birth with few runs, 15 with a run each (reading and packing included).
+class Merge {
+ public:
+  enum class Into : std::uint8_t { local_state, delta_state };
+
+  explicit Merge(std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : inputs_(memory), births_(memory), runs_(memory), update_runs_(memory), kept_(memory) {}
+
+  QueueError run(Bytes local, Bytes other, Into into);
+  Slice merged() const noexcept { return {interval_, base_, births_, {}, runs_}; }
+  Slice updates() const noexcept { return {interval_, base_, births_, kept_, update_runs_}; }
+
+ private:
+  Nanos interval_;
+  Millis base_;
+  RawVector<std::uint32_t> inputs_, births_;
+  RawVector<Run> runs_, update_runs_;
+  std::pmr::vector<Range> kept_;  // merged elements that are as they were in the local queue
 };
 
 // Listing 4.5: have the last `window` births, the newest included, come at a mean period below `threshold`? As there,
 // the time since the window's first birth is divided by `window`. A queue with fewer births is never frequent. Looks at
 // two births, whatever the size; nullopt if the head is malformed. REQUIRES: window >= 1, 0 <= threshold <= kMaxSpan.
-std::optional<bool> frequent(std::span<const std::byte> packed, std::uint32_t window, Millis threshold) noexcept;
+std::optional<bool> frequent(Bytes packed, std::uint32_t window, Millis threshold) noexcept;
 
 template <class Visit>
 void Queue::each(Visit visit) const {
   for (std::size_t run = 0; run < runs_.size(); ++run) {
     std::int64_t death = runs_[run].death;
     for (std::uint32_t i = runs_[run].index; i < run_end(run); ++i, death += interval_.v)
-      visit(Element{{births_[i]}, {death}});
+      visit(Element{{base_.v + births_[i]}, {death}});
   }
 }
 

@@ -19,7 +19,7 @@ using test::draw;
 using test::pick;
 using test::Rng;
 using List = std::vector<Element>;
-using Into = Queue::Into;
+using Into = Merge::Into;
 
 constexpr Millis kStart{1'770'000'000'000};
 constexpr Nanos kSecond{1'000'000'000};
@@ -68,19 +68,34 @@ Queue queue_of(Nanos interval, const List& list) {
   return queue;
 }
 
-std::vector<std::byte> packed(const Queue& queue, std::uint32_t from = 0) {
+std::vector<std::byte> packed(const Slice& slice) {
   // A byte more, to see that it isn't written to.
-  std::vector<std::byte> bytes(queue.packed_size(from) + 1, std::byte{0xa5});
-  queue.pack(bytes.data(), from);
+  std::vector<std::byte> bytes(slice.packed_size() + 1, std::byte{0xa5});
+  slice.pack(bytes.data());
   REQUIRE(bytes.back() == std::byte{0xa5});
   bytes.pop_back();
   return bytes;
 }
 
+std::vector<std::byte> packed(const Queue& queue) { return packed(queue.slice()); }
+
 Queue unpacked(const std::vector<std::byte>& bytes) {
   Queue queue(kSecond);
   REQUIRE(queue.unpack(bytes) == QueueError::none);
   return queue;
+}
+
+struct Outcome {
+  QueueError error;
+  Queue merged, updates;
+};
+
+Outcome merge(const Queue& local, const Queue& other, Into into) {
+  const auto a = packed(local), b = packed(other);
+  Merge merge;
+  const QueueError error = merge.run(a, b, into);
+  if (error != QueueError::none) return {error, Queue(kSecond), Queue(kSecond)};
+  return {error, unpacked(packed(merge.merged())), unpacked(packed(merge.updates()))};
 }
 
 // ---- cases
@@ -124,15 +139,45 @@ TEST_CASE("merge and updates are the listings'", "[thesis][packed]") {
     const Queue a = queue_of(interval, local), b = queue_of(interval, other);
     for (const Into into : {Into::local_state, Into::delta_state}) {
       const Merged expected = merge_lists(interval, local, other, into);
-      Queue merged(kSecond), updates(kSecond);
-      REQUIRE(Queue::merge(a, b, into, merged, updates) == QueueError::none);
+      const auto [error, merged, updates] = merge(a, b, into);
+      REQUIRE(error == QueueError::none);
       REQUIRE(listed(merged) == expected.merged);
       REQUIRE(listed(updates) == expected.updates);
       // One form only: the same as if the elements had been added one by one.
       REQUIRE(merged == queue_of(interval, expected.merged));
       REQUIRE(updates == queue_of(interval, expected.updates));
-      REQUIRE(unpacked(packed(merged)) == merged);
-      REQUIRE(unpacked(packed(updates)) == updates);
+    }
+  });
+}
+
+TEST_CASE("however births lie, they are merged in order", "[thesis][packed]") {
+  // What divides the work has its corners: many equal births, one side after the other, one much longer.
+  test::for_cases([](Rng& rng) {
+    const Nanos interval{1'000'000};
+    const auto side = [&](std::int64_t from) {
+      List list(static_cast<std::size_t>(pick<std::int64_t>(rng, {40, 95, 97, 300, 1000})));
+      const int together = pick(rng, {1, 2, 50, 1000}), same = pick(rng, {0, 50, 100});
+      Element at{{kStart.v + from}, kStart.nanos()};
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        at.birth.v += static_cast<int>(i) % together != 0 || chance(rng, same) ? 0 : draw(rng, 0, 3);
+        at.death = at.death + interval;
+        list[i] = at;
+      }
+      return list;
+    };
+    List local = side(pick<std::int64_t>(rng, {0, 100, 10'000})), other = side(0);
+    if (chance(rng, 50)) {
+      // The latest births that there can be.
+      const std::int64_t latest = std::min(local[0].birth.v, other[0].birth.v) + kMaxSpan.v;
+      for (List* const list : {&local, &other})
+        for (auto n = pick<std::size_t>(rng, {0, 1, 40}); n > 0; --n) (*list)[list->size() - n].birth.v = latest;
+    }
+    for (const Into into : {Into::local_state, Into::delta_state}) {
+      const Merged expected = merge_lists(interval, local, other, into);
+      const Outcome got = merge(queue_of(interval, local), queue_of(interval, other), into);
+      REQUIRE(got.error == QueueError::none);
+      REQUIRE(listed(got.merged) == expected.merged);
+      REQUIRE(listed(got.updates) == expected.updates);
     }
   });
 }
@@ -141,17 +186,16 @@ TEST_CASE("into the local state, merging again changes nothing", "[thesis][packe
   test::for_cases([](Rng& rng) {
     const Nanos interval = draw_interval(rng);
     const Queue a = queue_of(interval, draw_list(rng, interval, 50));
-    Queue merged(interval), updates(interval), again(interval), nothing(interval);
-    REQUIRE(Queue::merge(a, a, Into::local_state, merged, updates) == QueueError::none);
-    REQUIRE(merged == a);
-    REQUIRE(updates.empty());
+    const Outcome itself = merge(a, a, Into::local_state);
+    REQUIRE(itself.merged == a);
+    REQUIRE(itself.updates.empty());
     // Of births that differ; equal ones of one node pair up with the other node's one by one.
     const Queue b = queue_of(interval, draw_list(rng, interval, 50, 0)),
                 c = queue_of(interval, draw_list(rng, interval, 50, 0));
-    REQUIRE(Queue::merge(c, b, Into::local_state, merged, updates) == QueueError::none);
-    REQUIRE(Queue::merge(merged, updates, Into::local_state, again, nothing) == QueueError::none);
-    REQUIRE(again == merged);
-    REQUIRE(nothing.empty());
+    const Outcome once = merge(c, b, Into::local_state);
+    const Outcome again = merge(once.merged, once.updates, Into::local_state);
+    REQUIRE(again.merged == once.merged);
+    REQUIRE(again.updates.empty());
   });
 }
 
@@ -160,8 +204,8 @@ TEST_CASE("the thesis' example of a merge", "[thesis][packed]") {
   const Nanos interval{20};
   const Queue a = queue_of(interval, {at(1, 21), at(3, 41), at(5, 61)});
   const Queue b = queue_of(interval, {at(2, 22), at(4, 42)});
-  Queue merged(interval), updates(interval);
-  REQUIRE(Queue::merge(a, b, Into::local_state, merged, updates) == QueueError::none);
+  const auto [error, merged, updates] = merge(a, b, Into::local_state);
+  REQUIRE(error == QueueError::none);
   REQUIRE(listed(merged) == List{at(1, 21), at(2, 41), at(3, 61), at(4, 81), at(5, 101)});
   REQUIRE(listed(updates) == List{at(2, 41), at(3, 61), at(4, 81), at(5, 101)});
 }
@@ -177,7 +221,7 @@ TEST_CASE("refill drops what is dead, from the head", "[thesis][packed]") {
       const std::size_t dead = count_dead(list, now);
       REQUIRE(queue.dead(now) == dead);
       const List alive(list.begin() + static_cast<std::ptrdiff_t>(dead), list.end());
-      const auto bytes = packed(queue, queue.dead(now));
+      const auto bytes = packed(queue.slice(queue.dead(now)));
       REQUIRE(listed(unpacked(bytes)) == alive);
       REQUIRE(bytes == packed(queue_of(interval, alive)));
     }
@@ -227,7 +271,7 @@ TEST_CASE("a busy queue costs 2 to 4 bytes a birth, an idle one w + 12", "[thesi
       element.birth.v += apart;
       element.death = element.death + kSecond + idle;
     }
-    return queue.packed_size();
+    return queue.slice().packed_size();
   };
   CHECK(bytes(60, {0}) == 28 + 12 + 2 * 1000);
   CHECK(bytes(900, {0}) == 28 + 12 + 3 * 1000);
@@ -237,7 +281,7 @@ TEST_CASE("a busy queue costs 2 to 4 bytes a birth, an idle one w + 12", "[thesi
 }
 
 TEST_CASE("each limit has an error of its own", "[thesis][packed]") {
-  Queue queue(kSecond), merged(kSecond), updates(kSecond);
+  Queue queue(kSecond);
   const Element first{kStart, kStart.nanos() + kSecond};
   CHECK(queue.push({{-1}, {0}}) == QueueError::too_late);
   CHECK(queue.push({{0}, {-1}}) == QueueError::too_late);
@@ -251,19 +295,25 @@ TEST_CASE("each limit has an error of its own", "[thesis][packed]") {
   REQUIRE(queue.append({kStart.v + kMaxSpan.v}) == QueueError::none);
   CHECK(unpacked(packed(queue)) == queue);
 
-  CHECK(Queue::merge(queue, Queue({1}), Into::local_state, merged, updates) == QueueError::unlike_interval);
+  CHECK(merge(queue, Queue({1}), Into::local_state).error == QueueError::unlike_interval);
   const Queue early = queue_of(kSecond, {{{kStart.v - 1}, first.death}});
-  CHECK(Queue::merge(queue, early, Into::local_state, merged, updates) == QueueError::too_long);
+  CHECK(merge(queue, early, Into::local_state).error == QueueError::too_long);
+  const Queue far = queue_of(
+      kSecond, {{{kStart.v + kMaxSpan.v - 5}, first.death}, {{kStart.v + kMaxSpan.v + 5}, first.death + kSecond}});
+  for (const Into into : {Into::local_state, Into::delta_state}) {
+    CHECK(merge(far, queue, into).error == QueueError::too_long);
+    CHECK(merge(queue, far, into).error == QueueError::too_long);
+  }
   const Queue last = queue_of(kSecond, {{kStart, kTimeMax}});
-  CHECK(Queue::merge(last, last, Into::delta_state, merged, updates) == QueueError::too_late);
-  CHECK(Queue::merge(last, last, Into::local_state, merged, updates) == QueueError::none);
+  CHECK(merge(last, last, Into::delta_state).error == QueueError::too_late);
+  CHECK(merge(last, last, Into::local_state).error == QueueError::none);
 
   Queue full({1});
   for (std::uint32_t i = 0; i < kMaxBirths; ++i) REQUIRE(full.append(kStart) == QueueError::none);
   CHECK(full.append(kStart) == QueueError::too_many);
   CHECK(unpacked(packed(full)) == full);
-  CHECK(Queue::merge(full, full, Into::delta_state, merged, updates) == QueueError::too_many);
-  CHECK(Queue::merge(full, full, Into::local_state, merged, updates) == QueueError::none);
+  CHECK(merge(full, full, Into::delta_state).error == QueueError::too_many);
+  CHECK(merge(full, full, Into::local_state).error == QueueError::none);
 }
 
 TEST_CASE("bytes from outside: a queue in its one form, or refused", "[thesis][packed]") {
