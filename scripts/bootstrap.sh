@@ -9,7 +9,7 @@
 #   scripts/bootstrap.sh lab        what the lab and its figures need
 #
 # As root on Debian or Ubuntu packages are installed with apt-get; elsewhere the list is printed. Nothing is done when all is
-# there. cowboy and prometheus, which Debian does not package, are taken out of its rabbitmq-server package (unpacked under
+# there. cowboy, prometheus and eetcd, which Debian does not package, are taken out of its rabbitmq-server package (unpacked under
 # _build/debian, not installed); without Debian's Erlang they are left to rebar3, which fetches them from hex.pm.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -52,6 +52,8 @@ hex:proper erlang-proper
 inc:proper erlang-proper-dev
 lib:catch2 catch2
 cmd:mix elixir
+cmd:dnsmasq dnsmasq-base
+cmd:etcd etcd-server
 END
   esac
   case $target in check | long) cat <<'END' ;;
@@ -109,7 +111,7 @@ missing() {
   needs | while read -r what package; do
     name=${what#*:}
     case $what in
-      cmd:*) command -v "$name" >/dev/null ;;
+      cmd:*) command -v "$name" >/dev/null || [ -x "/usr/sbin/$name" ] ;;
       erl_nif.h) [ -e "$erl_root/usr/include/erl_nif.h" ] ;;
       app:*) has_word "$name" "$facts" ;;
       # With an Erlang that is not Debian's, these come from hex.pm.
@@ -153,7 +155,7 @@ unpack_server_libs() {
   apt-get download rabbitmq-server
   dpkg-deb --fsys-tarfile rabbitmq-server_*.deb | tar -x --wildcards \
     '*/plugins/cowboy-*' '*/plugins/cowlib-*' '*/plugins/ranch-*' '*/plugins/prometheus-*' \
-    '*/plugins/quantile_estimator-*' '*/doc/rabbitmq-server/copyright'
+    '*/plugins/quantile_estimator-*' '*/plugins/eetcd-*' '*/plugins/gun-*' '*/doc/rabbitmq-server/copyright'
   for app in usr/lib/rabbitmq/lib/rabbitmq_server-*/plugins/*; do
     cp -R "$app" "$work/lib.new/"
   done
@@ -164,7 +166,7 @@ unpack_server_libs() {
 }
 
 has_server_libs() {
-  WEIR_APPS="cowboy cowlib ranch prometheus quantile_estimator"
+  WEIR_APPS="cowboy cowlib ranch prometheus quantile_estimator eetcd gun"
   export WEIR_APPS
   use_prepared
   facts=$(erlang_facts)
@@ -174,5 +176,5 @@ has_server_libs() {
 
 install_packages
 if ! (has_server_libs) && is_debian && [ -d /usr/lib/erlang ] && [ "$(readlink -f "$(command -v erl)")" = /usr/lib/erlang/bin/erl ]; then
-  step "unpacking cowboy and prometheus from Debian's rabbitmq-server" unpack_server_libs
+  step "unpacking cowboy, prometheus and eetcd from Debian's rabbitmq-server" unpack_server_libs
 fi

@@ -115,6 +115,7 @@ check_nif_asan() {
   WEIR_CMAKE_ARGS="-DWEIR_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo" WEIR_NIF_OUT=$lib/priv sh c_src/build.sh
   local suites
   suites=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
+             ! -name weir_discovery_SUITE.erl \
              -exec basename {} .erl \; | sort | tr '\n' ' ')
   ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD=$(gcc -print-file-name=libasan.so) WEIR_SUITES=$suites \
     erl -noshell -pa "$lib/ebin" -eval '
