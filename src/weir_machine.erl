@@ -16,7 +16,8 @@
 %% busy waits, without holding up a scheduler. Wrong arguments raise `badarg' with an explanation; frames may be any bytes.
 -module(weir_machine).
 
--export([new/1, put_limiter/4, step/3, wake/1]).
+-export([new/1, put_limiter/4, drop_limiter/2, step/3, wake/1]).
+-export([attach/2, attached/0, detach/0]).
 -export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2]).
 
 -export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, ns/0]).
@@ -96,6 +97,32 @@ terms(Terms) when is_map(Terms) ->
 terms(Terms) ->
     wrong("terms are a map, not ~0tP", [Terms, 8]).
 
+%% @doc Forgets a limiter and its keys.
+-spec drop_limiter(machine(), limiter_id()) -> ok.
+drop_limiter(Machine, Limiter) ->
+    checked(fun() -> weir_nif:replica_drop_limiter(reference(Machine), within(limiter, Limiter, 0, ?WORD)) end).
+
+%% @doc From now on this machine and the node's replicated limiters are one: before each step it takes the births that the
+%% tables admitted, after it the tables get the levels that others' births have raised. When births wait, `Pid' gets the
+%% message `weir_births', once, and is to make a step (`births', or any other). The machine stays attached when `Pid' ends:
+%% its successor finds it with {@link attached/0}, and attaches it again for itself.
+-spec attach(machine(), pid()) -> ok.
+attach(Machine, Pid) when is_pid(Pid), node(Pid) =:= node() ->
+    checked(fun() -> weir_nif:replica_attach(reference(Machine), Pid) end);
+attach(_Machine, Pid) ->
+    raise(io_lib:format("births are told to a process of this node, not to ~0tP", [Pid, 8])).
+
+-spec attached() -> {ok, machine()} | none.
+attached() ->
+    case weir_nif:replica_attached() of
+        none -> none;
+        Machine -> {ok, Machine}
+    end.
+
+%% @doc Births are told to no machine any more: replicated limiters are this node's alone.
+-spec detach() -> ok.
+detach() -> weir_nif:replica_detach().
+
 %% @doc One step. A ticket comes back with the answer, in this step or (hits that ask the other nodes first) in a later one.
 -spec step(machine(), event(), Now :: ns()) -> [effect()].
 step(Machine, Event, Now) ->
@@ -129,7 +156,7 @@ event({arrival, From, Frame}) ->
 event({Membership, Node}) when Membership =:= registered; Membership =:= unregistered ->
     _ = within(node, Node, 0, ?WORD),
     ok;
-event(tick) ->
+event(Plain) when Plain =:= tick; Plain =:= births ->
     ok;
 event(Event) ->
     wrong("there is no such event: ~0tP", [Event, 8]).

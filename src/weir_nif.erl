@@ -6,15 +6,17 @@
 %% explanation; `badarg' from here is a fault of weir's own.
 -module(weir_nif).
 
--export([check/3, check_external/3, decide/3, decide_external/3, check_many/2, decide_many/2,
+-export([check/3, check_external/3, check_here/3, check_here_external/3, decide/3, decide_external/3, decide_here/3,
+         decide_here_external/3, check_many/2, decide_many/2,
          validate_many/2]).
 -export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1]).
--export([put/7, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1]).
+-export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
-         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2]).
+         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_drop_limiter/2, replica_attach/2,
+         replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
 -export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, table_stats/0, wrong_queue/0,
@@ -23,7 +25,7 @@
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 1).
+-define(ABI, 2).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().
@@ -44,6 +46,7 @@
 -type event() :: {ask, Ticket :: non_neg_integer(), Limiter :: non_neg_integer(), key_hash(), Hits :: pos_integer()}
                | {arrival, From :: node_id(), Frame :: binary()}
                | tick
+               | births
                | {registered, node_id()}
                | {unregistered, node_id()}.
 -type effect() :: {answer, Ticket :: non_neg_integer(), Allowed :: boolean()}
@@ -63,14 +66,25 @@ priv_dir() ->
     end.
 
 %% Typically 50 ns. Worst: a key of 64 KB, 30 us; an insert that splits a segment of the table, 150 us.
--spec check(limiter(), term(), pos_integer()) -> verdict() | wrong().
+%%
+%% `claim': the hits are above this node's share and the limiter wants the other nodes to be asked first; `check_here'
+%% decides them at once.
+-spec check(limiter(), term(), pos_integer()) -> verdict() | claim | wrong().
 check(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec check_external(limiter(), binary(), pos_integer()) -> verdict() | wrong().
+-spec check_external(limiter(), binary(), pos_integer()) -> verdict() | claim | wrong().
 check_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
--spec decide(limiter(), term(), pos_integer()) -> decision() | wrong().
+-spec check_here(limiter(), term(), pos_integer()) -> verdict() | wrong().
+check_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
+-spec check_here_external(limiter(), binary(), pos_integer()) -> verdict() | wrong().
+check_here_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
+-spec decide(limiter(), term(), pos_integer()) -> decision() | claim | wrong().
 decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec decide_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
+-spec decide_external(limiter(), binary(), pos_integer()) -> decision() | claim | wrong().
 decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
+-spec decide_here(limiter(), term(), pos_integer()) -> decision() | wrong().
+decide_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
+-spec decide_here_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
+decide_here_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
 
 %% Items of four, with an external format for a key, only if Mixed. At most 512 items a call, the rest comes back: 50 us, and
 %% as long as 512 times `check' in a batch of long keys.
@@ -105,9 +119,10 @@ key_hash(_Key) -> ?NOT_LOADED.
 
 %% Worst: the registry's mutex, held for 100 us by `maintain' and `convert'.
 -spec put(Name :: binary(), Capacity :: pos_integer(), IntervalNs :: pos_integer(), MaxKeys :: pos_integer(),
-          Shadow :: boolean(), DenyOnError :: boolean(), Transient :: boolean()) ->
-          created | changed | busy | fixed | too_many.
-put(_Name, _Capacity, _IntervalNs, _MaxKeys, _Shadow, _DenyOnError, _Transient) -> ?NOT_LOADED.
+          Shadow :: boolean(), DenyOnError :: boolean(), Transient :: boolean(),
+          local | {Number :: 1..16#ffffffff, open | share | closed, admit | claim}) ->
+          created | changed | busy | fixed | too_many | same_number.
+put(_Name, _Capacity, _IntervalNs, _MaxKeys, _Shadow, _DenyOnError, _Transient, _Replicated) -> ?NOT_LOADED.
 -spec alias(atom(), Name :: binary()) -> boolean().
 alias(_Atom, _Name) -> ?NOT_LOADED.
 -spec delete(Name :: binary()) -> boolean().
@@ -204,6 +219,17 @@ replica_stats(_Replica) -> ?NOT_LOADED.
 replica_look(_Replica) -> ?NOT_LOADED.
 -spec replica_clock(reference(), node_id()) -> {OffsetNs :: integer(), RoundTripNs :: integer()} | unknown.
 replica_clock(_Replica, _Peer) -> ?NOT_LOADED.
+
+%% Dirty: looks at all keys.
+-spec replica_drop_limiter(reference(), Limiter :: non_neg_integer()) -> ok.
+replica_drop_limiter(_Replica, _Limiter) -> ?NOT_LOADED.
+%% Under 2 us.
+-spec replica_attach(reference(), pid()) -> ok.
+replica_attach(_Replica, _Reader) -> ?NOT_LOADED.
+-spec replica_attached() -> reference() | none.
+replica_attached() -> ?NOT_LOADED.
+-spec replica_detach() -> ok.
+replica_detach() -> ?NOT_LOADED.
 
 %% What a call of a NIF costs: for benchmarks.
 -spec nothing() -> ok.

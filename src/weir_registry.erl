@@ -161,7 +161,7 @@ put_named(Name, Binary, #{spec := Spec} = Compiled) ->
 
 put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
                 on_error := OnError} = Compiled, Transient) ->
-    case weir_nif:put(Name, Capacity, IntervalNs, MaxKeys, Shadow, OnError =:= deny, Transient) of
+    case weir_nif:put(Name, Capacity, IntervalNs, MaxKeys, Shadow, OnError =:= deny, Transient, local) of
         created ->
             ok;
         changed ->

@@ -7,7 +7,8 @@ namespace weir {
 
 // ---- Limiter ----
 
-Limiter::Limiter(Arena& arena, unsigned stripes) : table_(arena), stripes_(stripes), counters_(new Stripe[stripes]) {}
+Limiter::Limiter(Arena& arena, unsigned stripes, Replication& replication)
+    : table_(arena), replication_(replication), stripes_(stripes), counters_(new Stripe[stripes]) {}
 
 // A sequence lock without fences: loads that acquire stay before the second look at the sequence, and stores that
 // release stay behind the odd one.
@@ -39,7 +40,10 @@ void Limiter::set_terms(const Terms& terms) noexcept {
 }
 
 void Limiter::set_flags(const LimiterOptions& options) noexcept {
-  flags_.store((options.shadow ? kShadow : 0) | (options.deny_on_error ? kDeny : 0), std::memory_order_relaxed);
+  flags_.store((options.shadow ? kShadow : 0) | (options.deny_on_error ? kDeny : 0) |
+                   (options.number.v != 0 ? kReplicated : 0) | (options.deny_in_minority ? kClosed : 0) |
+                   (options.claims ? kClaims : 0),
+               std::memory_order_relaxed);
 }
 
 Counts Limiter::counts() const noexcept {
@@ -52,7 +56,11 @@ Counts Limiter::counts() const noexcept {
 // ---- finding ----
 
 Registry::Registry(unsigned stripes)
-    : stripes_(stripes), names_(std::make_unique<Slots>()), aliases_(std::make_unique<Slots>()) {}
+    : replication_(stripes),
+      stripes_(stripes),
+      names_(std::make_unique<Slots>()),
+      aliases_(std::make_unique<Slots>()),
+      numbers_(std::make_unique<Slots>()) {}
 
 Registry::~Registry() = default;
 
@@ -83,6 +91,11 @@ Registry::Ref Registry::find_alias(std::uint64_t alias) const noexcept {
                [&](const Limiter& limiter) { return limiter.alias_.load(std::memory_order_acquire) == alias; });
 }
 
+Registry::Ref Registry::find_number(LimiterId number) const noexcept {
+  return probe(*numbers_, number.v,
+               [&](const Limiter& limiter) { return limiter.number_.load(std::memory_order_acquire) == number.v; });
+}
+
 void Registry::add(Slots& slots, std::uint64_t hash, Limiter* limiter) noexcept {
   std::size_t i = slot_of(hash);
   while (slots[i].load(std::memory_order_relaxed) != nullptr) i = (i + 1) % slots.size();
@@ -92,13 +105,15 @@ void Registry::add(Slots& slots, std::uint64_t hash, Limiter* limiter) noexcept 
 // Deleting from linear probing would leave holes; limiters are deleted seldom, so all is laid out anew.
 void Registry::rebuild_slots() noexcept {
   slots_version_.fetch_add(1, std::memory_order_acq_rel);
-  for (Slots* slots : {names_.get(), aliases_.get()})
+  for (Slots* slots : {names_.get(), aliases_.get(), numbers_.get()})
     for (auto& slot : *slots) slot.store(nullptr, std::memory_order_release);
   for (const auto& limiter : limiters_) {
     if (limiter->phase_ != Limiter::Phase::open) continue;
     add(*names_, limiter->name_hash_.load(std::memory_order_relaxed), limiter.get());
     if (const std::uint64_t alias = limiter->alias_.load(std::memory_order_relaxed); alias != 0)
       add(*aliases_, alias, limiter.get());
+    if (const std::uint32_t number = limiter->number_.load(std::memory_order_relaxed); number != 0)
+      add(*numbers_, number, limiter.get());
   }
   slots_version_.fetch_add(1, std::memory_order_acq_rel);
 }
@@ -109,7 +124,7 @@ Limiter* Registry::take_free() {
   for (const auto& limiter : limiters_)
     if (limiter->phase_ == Limiter::Phase::free) return limiter.get();
   if (limiters_.size() == kMaxLimiters) return nullptr;
-  limiters_.push_back(std::make_unique<Limiter>(arena_, stripes_));
+  limiters_.push_back(std::make_unique<Limiter>(arena_, stripes_, replication_));
   return limiters_.back().get();
 }
 
@@ -118,7 +133,7 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
   const std::lock_guard lock(mutex_);
   if (const Ref found = find(hash)) {
     Limiter& limiter = *found.limiter;
-    if (options.max_keys != limiter.options_.max_keys) return Put::fixed;
+    if (options.max_keys != limiter.options_.max_keys || options.number != limiter.options_.number) return Put::fixed;
     if (limiter.converting_) return Put::busy;
     const Terms terms = limiter.terms();
     limiter.options_ = options;
@@ -129,6 +144,7 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
     limiter.set_terms({policy, terms.version + 1, terms.policy, now});
     return Put::changed;
   }
+  if (options.number.v != 0 && find_number(options.number)) return Put::same_number;
   Limiter* limiter = take_free();
   if (limiter == nullptr) return Put::too_many;
   limiter->name_ = name;
@@ -142,8 +158,10 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
   limiter->set_terms({policy, limiter->terms().version, policy, now});
   limiter->table_.open(options.max_keys, limiter->terms().version);
   limiter->name_hash_.store(hash.v, std::memory_order_release);
+  limiter->number_.store(options.number.v, std::memory_order_release);
   limiter->phase_ = Limiter::Phase::open;
   add(*names_, hash.v, limiter);
+  if (options.number.v != 0) add(*numbers_, options.number.v, limiter);
   return Put::created;
 }
 
@@ -170,6 +188,7 @@ void Registry::begin_remove(Limiter& limiter) noexcept {
   limiter.phase_ = Limiter::Phase::closing;
   limiter.name_hash_.store(0, std::memory_order_release);
   limiter.alias_.store(0, std::memory_order_release);
+  limiter.number_.store(0, std::memory_order_release);
   limiter.table_.begin_close();
 }
 
@@ -244,14 +263,24 @@ std::vector<Registry::Listed> Registry::list() const {
 
 namespace {
 
+// In how long who is denied by the smaller side of a partition may ask again.
+constexpr Nanos kHalted{1'000'000'000};
+
 // The decision, and of which kind it is. `terms` are read again when they turn out to be stale.
-Limiter::Kind decide_as(Registry::Ref ref, Terms& terms, KeyHash key, Tokens hits, Nanos now,
-                        Decision& decision) noexcept {
+Limiter::Kind decide_as(Registry::Ref ref, Terms& terms, KeyHash key, Tokens hits, Nanos now, Decision& decision,
+                        unsigned stripe) noexcept {
   Limiter& limiter = *ref.limiter;
   Status status = Status::stale;
+  if (limiter.halted()) [[unlikely]] {
+    status = Status::ok;
+    decision = {false, {0}, {0}, kHalted};
+  }
   try {
-    while ((status = limiter.table().decide(ref.generation, terms, key, hits, now, decision)) == Status::stale)
-      terms = limiter.terms();
+    while (status == Status::stale) {
+      status = limiter.table().decide(ref.generation, terms, key, hits, now, decision);
+      if (status == Status::stale) terms = limiter.terms();
+    }
+    if (status == Status::ok && decision.allowed) limiter.tell(stripe, key, hits, now, now + decision.reset);
   } catch (const std::bad_alloc&) {
     status = Status::gone;
   }
@@ -271,14 +300,34 @@ Limiter::Kind decide_as(Registry::Ref ref, Terms& terms, KeyHash key, Tokens hit
 Decision Registry::decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
   Decision decision;
   Terms terms = ref.limiter->terms();
-  ref.limiter->count(decide_as(ref, terms, key, hits, now, decision), stripe, 1);
+  ref.limiter->count(decide_as(ref, terms, key, hits, now, decision, stripe), stripe, 1);
   return decision;
 }
 
 Decision Asker::decide(KeyHash key, Tokens hits, Nanos now) noexcept {
   Decision decision;
-  ++counts_[decide_as(ref_, terms_, key, hits, now, decision)];
+  ++counts_[decide_as(ref_, terms_, key, hits, now, decision, stripe_)];
   return decision;
+}
+
+bool Registry::claims(Ref ref, KeyHash key, Tokens hits, Nanos now) noexcept {
+  Tat state;
+  Terms terms;
+  if (!ref.limiter->claims() || hits.v <= 1 || !peek(ref, key, now, state, terms)) return false;
+  const std::int64_t nodes = ref.limiter->replication_.nodes.load(std::memory_order_relaxed);
+  return nodes > 1 && state.admits(terms.policy, hits, now) &&
+         hits.v > std::max<std::int64_t>(1, state.slack(terms.policy, now).v / nodes);
+}
+
+bool Registry::set_level(Ref ref, KeyHash key, Nanos tat, bool exactly, Nanos now) noexcept {
+  Status status = Status::stale;
+  try {
+    while (status == Status::stale)
+      status = ref.limiter->table_.set_level(ref.generation, ref.limiter->terms(), key, tat, exactly, now);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return status == Status::ok;
 }
 
 bool Registry::peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept {

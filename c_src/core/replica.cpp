@@ -88,6 +88,15 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
 }
 
+void Replica::drop_limiter(LimiterId id) {
+  std::erase_if(limiters_, [&](const Limiter& has) { return has.id == id; });
+  std::erase_if(shadows_, [&](const auto& entry) { return entry.first.first == id.v; });
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    // Twice, as a sweep that erases doesn't visit all.
+    for (int i = 0; i < 2; ++i) keys_.sweep(segment, [&](const KeyState& state) { return state.limiter != id; });
+  }
+}
+
 void Replica::step(const Event& event, Nanos now, Effects& effects) {
   if (const auto* const request = std::get_if<Ask>(&event)) {
     ask(*request, now, effects);
@@ -191,6 +200,7 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
   const bool large = asked->terms.large_hits == LargeHits::claim && request.hits.v > share(*asked, state, now);
   if (large && claim(*asked, request, now, effects)) return;
   admit(*asked, request.key, request.hits, now);
+  tell_level(*asked, request.key, now);
   effects.answers.push_back({request.ticket, true});
 }
 
@@ -216,6 +226,29 @@ void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now)
     aging_.emplace(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
   }
   push_if_due(limiter, state, now);
+}
+
+void Replica::admitted(const Admission& admission, Nanos now) {
+  const Limiter* const its = limiter(admission.limiter);
+  if (its == nullptr) {
+    ++stats_.refused;
+    return;
+  }
+  admit(*its, admission.key, admission.hits, std::min(admission.time, now));
+  // The table didn't know all that is known here: it was evicted there, or others' births came at that moment.
+  const KeyState* const state = keys_.find(admission.limiter, admission.key);
+  if (state != nullptr && state->tat > admission.tat) tell_level(*its, admission.key, now);
+}
+
+void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
+  const Limiter* const its = limiter(id);
+  if (its == nullptr) return;
+  const Policy& policy = its->terms.policy;
+  const KeyState* const state = keys_.find(id, key);
+  const Tokens known = Tat(state == nullptr ? Nanos{0} : state->tat).level(policy, now);
+  const Tokens more = Tat(tat).level(policy, now) - known - claimed_by_others(id, key);
+  const Tokens estimate = state == nullptr ? Tokens{0} : on_the_way(policy.capacity, *state, now);
+  if (more > estimate) admit(*its, key, more - estimate, now);
 }
 
 // Evicts one of the keys that lie near: that of lowest level loses the least, nothing if it is expired.
@@ -251,15 +284,44 @@ void Replica::count_for_other_side(const Limiter& limiter, KeyHash key, std::spa
     held = wanted;
   }
   shadow.set.store(set);
-  if (KeyState* const state = keys_.find(limiter.id, key)) state->tat = union_tat(limiter, *state);
+  if (KeyState* const state = keys_.find(limiter.id, key)) settle(limiter, *state, now);
 }
 
-void Replica::drop_shadows() {
+void Replica::drop_shadows(Nanos now) {
   const auto shadows = std::exchange(shadows_, {});
   for (const auto& [key, shadow] : shadows) {
     const Limiter* const its = limiter({key.first});
     KeyState* const state = keys_.find({key.first}, {key.second});
-    if (its != nullptr && state != nullptr) state->tat = union_tat(*its, *state);
+    if (its != nullptr && state != nullptr) settle(*its, *state, now, true);
+  }
+}
+
+// What the sets of a key make of its level.
+void Replica::settle(const Limiter& limiter, KeyState& state, Nanos now, bool exactly) {
+  state.tat = union_tat(limiter, state);
+  tell_level(limiter, state.key, now, exactly);
+}
+
+void Replica::tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool exactly) {
+  if (!tells_levels_) return;
+  const Policy& policy = limiter.terms.policy;
+  const KeyState* const state = keys_.find(limiter.id, key);
+  const Nanos tat = state == nullptr ? Nanos{0} : state->tat;
+  const Tokens estimate = state == nullptr ? Tokens{0} : on_the_way(policy.capacity, *state, now);
+  const Tokens more = std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
+  const Key name{limiter.id.v, key.v};
+  if (estimate.v > 0 && (estimated_.empty() || estimated_.back() != name)) estimated_.push_back(name);
+  const Nanos told = more.v == 0 ? tat : std::max(tat, now) + more * policy.interval;
+  if (told > now || exactly) levels_.push_back({limiter.id, key, told, exactly});
+}
+
+// Estimates of what is on its way fall when nothing comes any more.
+void Replica::tell_estimates(Nanos now) {
+  auto estimated = std::exchange(estimated_, {});
+  std::sort(estimated.begin(), estimated.end());
+  estimated.erase(std::unique(estimated.begin(), estimated.end()), estimated.end());
+  for (const auto& [id, key] : estimated) {
+    if (const Limiter* const its = limiter({id})) tell_level(*its, {key}, now, true);
   }
 }
 
@@ -455,7 +517,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const ack = std::get_if<ClaimAckItem>(&item)) {
       acknowledged(peer, ack->id, now, effects);
     } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
-      done(peer, finished->id);
+      done(peer, finished->id, now);
     }
   }
   if (parks && parked_bytes_ + bytes.size() <= config_.max_parked) {
@@ -550,7 +612,7 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
   publish(*its, state, set, now);
   if (news) state.remote_rate.count(set.weight(), policy.capacity, now, kRemotePeriod);
-  state.tat = union_tat(*its, state);
+  settle(*its, state, now);
   if (news && its->terms.partition == Partition::share) {
     count_for_other_side(*its, subject.key, set.intervals(), now);
   }

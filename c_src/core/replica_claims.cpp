@@ -64,6 +64,7 @@ void Replica::apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effec
   if (std::none_of(tentative_.begin(), tentative_.end(), same) && tentative_.size() < config_.max_claims * 4) {
     tentative_.push_back({peer.node, item.id, item.subject.limiter, item.subject.key, item.hits, item.time,
                           now + std::max(kClaimExpires, Nanos{8 * delay_.v})});
+    tell_level(*its, item.subject.key, now);
   }
   KeyState* const state = keys_.find(item.subject.limiter, item.subject.key);
   if (state != nullptr && !state->unsent.empty()) make_due(*state, now);
@@ -80,8 +81,19 @@ void Replica::acknowledged(Peer& peer, std::uint64_t id, Nanos now, Effects& eff
   decide(answered, now, effects);
 }
 
-void Replica::done(const Peer& peer, std::uint64_t id) noexcept {
-  std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == peer.node && claim.id == id; });
+void Replica::done(const Peer& peer, std::uint64_t id, Nanos now) {
+  release(now, [&](const Tentative& claim) { return claim.node == peer.node && claim.id == id; });
+}
+
+// Claims that count no longer.
+void Replica::release(Nanos now, const std::function<bool(const Tentative&)>& over) {
+  const auto kept =
+      std::stable_partition(tentative_.begin(), tentative_.end(), [&](const Tentative& c) { return !over(c); });
+  const std::vector<Tentative> released(kept, tentative_.end());
+  tentative_.erase(kept, tentative_.end());
+  for (const Tentative& claim : released) {
+    if (const Limiter* const its = limiter(claim.limiter)) tell_level(*its, claim.key, now, true);
+  }
 }
 
 void Replica::decide(const Claim& claim, Nanos now, Effects& effects) {
@@ -101,6 +113,7 @@ void Replica::decide(const Claim& claim, Nanos now, Effects& effects) {
   FrameWriter frame(self_.incarnation);
   if (allowed) {
     admit(*its, claim.key, claim.hits, now);
+    tell_level(*its, claim.key, now);
     emit(*its, *keys_.find(claim.limiter, claim.key), now, frame);
   }
   frame.put(ClaimDoneItem{claim.id});
@@ -109,7 +122,7 @@ void Replica::decide(const Claim& claim, Nanos now, Effects& effects) {
 }
 
 void Replica::expire_claims(Nanos now, Effects& effects) {
-  std::erase_if(tentative_, [&](const Tentative& claim) { return claim.expires <= now; });
+  release(now, [&](const Tentative& claim) { return claim.expires <= now; });
   while (true) {
     // A peer that went away meanwhile is not waited for.
     const auto at = std::find_if(claims_.begin(), claims_.end(),

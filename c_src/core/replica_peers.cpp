@@ -100,6 +100,7 @@ void Replica::tick(Nanos now, Effects& effects) {
     heartbeats(now, effects);
     forget_history();
     collect(now);
+    tell_estimates(now);
   }
   if (now >= sweep_at_) sweep(now);
   for (; !aging_.empty() && aging_.top().first <= now; aging_.pop()) {
@@ -219,7 +220,7 @@ void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
   const bool others_away = std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.live; });
   others_away ? history_.begin_piece() : history_.end_piece();
   measure();
-  if (live_ == members_.size()) drop_shadows();
+  if (live_ == members_.size()) drop_shadows(now);
   send_vector(peer, true, effects);
   news(now, true);
 }
@@ -248,7 +249,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   for (Claim& claim : claims_) std::erase(claim.waiting, node);
   std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
   measure();
-  if (live_ == members_.size()) drop_shadows();
+  if (live_ == members_.size()) drop_shadows(now);
   forget_history();
   news(now, true);  // its last records may have reached only some
 }

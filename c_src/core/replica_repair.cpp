@@ -739,7 +739,7 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys_.sweep(segment, [&](KeyState& state) {
-      if (const Limiter* const its = limiter(state.limiter)) state.tat = union_tat(*its, state);
+      if (const Limiter* const its = limiter(state.limiter)) settle(*its, state, now);
       return true;
     });
     // Apart from that, as a sweep that erases doesn't visit all.

@@ -26,8 +26,22 @@ bool get_bool(ERL_NIF_TERM term, bool& value) noexcept {
   return value || term == atoms.false_;
 }
 
-// put(Name, Capacity, IntervalNs, MaxKeys, Shadow, DenyOnError, Transient) -> created | changed | busy | fixed |
-// too_many
+// local | {Number, open | share | closed, admit | claim}
+bool get_replicated(ErlNifEnv* env, ERL_NIF_TERM term, LimiterOptions& options) noexcept {
+  if (term == atoms.local) return true;
+  int arity;
+  const ERL_NIF_TERM* parts;
+  if (!enif_get_tuple(env, term, &arity, &parts) || arity != 3 || !enif_get_uint(env, parts[0], &options.number.v) ||
+      options.number.v == 0)
+    return false;
+  options.deny_in_minority = parts[1] == atoms.closed;
+  options.claims = parts[2] == atoms.claim;
+  return (options.deny_in_minority || parts[1] == atoms.open || parts[1] == atoms.share) &&
+         (options.claims || parts[2] == atoms.admit);
+}
+
+// put(Name, Capacity, IntervalNs, MaxKeys, Shadow, DenyOnError, Transient, Replicated) -> created | changed | busy |
+// fixed | too_many | same_number
 ERL_NIF_TERM put(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   std::string_view name;
   ErlNifSInt64 capacity, interval, max_keys;
@@ -35,7 +49,7 @@ ERL_NIF_TERM put(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   if (!get_name(env, argv[0], name) || !enif_get_int64(env, argv[1], &capacity) ||
       !enif_get_int64(env, argv[2], &interval) || !enif_get_int64(env, argv[3], &max_keys) ||
       !get_bool(argv[4], options.shadow) || !get_bool(argv[5], options.deny_on_error) ||
-      !get_bool(argv[6], options.transient))
+      !get_bool(argv[6], options.transient) || !get_replicated(env, argv[7], options))
     return enif_make_badarg(env);
   const Policy policy{{capacity}, {interval}};
   options.max_keys = max_keys;
@@ -51,6 +65,8 @@ ERL_NIF_TERM put(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
       return atoms.fixed;
     case Registry::Put::too_many:
       return atoms.too_many;
+    case Registry::Put::same_number:
+      return atoms.same_number;
   }
   return enif_make_badarg(env);
 }
@@ -180,7 +196,7 @@ void drop_handle(ErlNifEnv*, void* object) noexcept {
 }
 
 const std::array<ErlNifFunc, 15> limiter_functions = {{
-    {"put", 7, guarded<put>, 0},
+    {"put", 8, guarded<put>, 0},
     {"alias", 2, guarded<alias>, 0},
     {"convert", 1, guarded<convert>, 0},
     {"delete", 1, guarded<remove>, 0},

@@ -19,7 +19,7 @@ namespace weir::nif {
 
 namespace {
 
-constexpr int kAbi = 1;
+constexpr int kAbi = 2;
 
 // What load and upgrade return to refuse; the emulator puts the number into its error.
 enum Refused : int { kWrongAbi = 1, kNoMemory = 2, kNoResourceType = 3 };
@@ -61,6 +61,7 @@ int upgrade(ErlNifEnv* env, void** private_data, void** old_private_data, ERL_NI
 void unload(ErlNifEnv*, void* private_data) {
   auto* shared = static_cast<State*>(private_data);
   if (--shared->instances == 0) {
+    detach_replica(*shared);
     delete shared;
     // A handle can delay this until after the module was loaded again, with a state of its own.
     if (state == shared) state = nullptr;

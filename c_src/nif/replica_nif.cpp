@@ -23,6 +23,8 @@ namespace {
 constexpr std::size_t kLargeFrame = 4096;
 constexpr std::size_t kManyKeys = 1024;
 constexpr std::size_t kLongLog = 16384;
+// Births that one step takes from the tables, about 150 ns each; what is left wakes the reader again.
+constexpr std::size_t kBirths = 2048;
 // The share of a time slice that a step on a normal scheduler is accounted as, in percent.
 constexpr int kStepTimeslice = 1;
 
@@ -44,6 +46,7 @@ struct Machine {
   Replica replica;
   Effects effects;  // scratch
   Nanos last;       // the time of the last step
+  bool rescan = false;
 };
 
 // Memory of the resource, which the emulator allocates before there is a machine in it.
@@ -77,6 +80,11 @@ class Locked {
 Machine* get_machine(ErlNifEnv* env, ERL_NIF_TERM term) noexcept {
   void* object;
   return enif_get_resource(env, term, replica_type, &object) ? &*static_cast<Slot*>(object)->machine : nullptr;
+}
+
+bool is_attached(const Machine& machine) noexcept {
+  const auto* const slot = static_cast<const Slot*>(state->replica.load(std::memory_order_acquire));
+  return slot != nullptr && &*slot->machine == &machine;
 }
 
 // Entries that need the machine: F(env, machine, argv), on this scheduler if the machine is free, else on a dirty one.
@@ -252,7 +260,7 @@ ERL_NIF_TERM make_effects(ErlNifEnv* env, const Effects& effects) {
 // Steps.
 
 bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) noexcept {
-  if (term == atoms.tick) {
+  if (term == atoms.tick || term == atoms.births) {  // births come before any step
     event = Tick{};
     return true;
   }
@@ -289,8 +297,45 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) noexcept {
   return true;
 }
 
-bool long_step(const Event& event, const Replica& replica) noexcept {
+// What the tables lost on the way to the replica is looked for on a dirty scheduler.
+void rescan(Machine& machine, Nanos now) {
+  std::vector<Level> seen;
+  state->registry.for_each_replicated(now, [&](LimiterId limiter, KeyHash key, Nanos tat) {
+    seen.push_back({limiter, key, tat});
+  });
+  // Births before the look at the tables are not lost: they come before the comparison.
+  state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
+  for (const Level& level : seen) machine.replica.catch_up(level.limiter, level.key, level.tat, now);
+}
+
+// Before a step of the attached replica: the births of the tables.
+void take_births(Machine& machine, Nanos now) {
+  Admissions& births = state->births();
+  births.awake(true);
+  if (machine.rescan) rescan(machine, now);
+  machine.rescan = false;
+  births.drain(kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
+}
+
+// After it: what others' births have made of the levels.
+void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now) {
+  for (const Level& level : machine.replica.take_levels()) {
+    const Registry::Ref ref = state->registry.find_number(level.limiter);
+    if (ref) Registry::set_level(ref, level.key, level.tat, level.exactly, now);
+  }
+  Replication& replication = state->registry.replication();
+  replication.minority.store(machine.replica.minority(), std::memory_order_relaxed);
+  replication.nodes.store(static_cast<std::uint32_t>(machine.replica.live()), std::memory_order_relaxed);
+  machine.rescan = replication.births.overflowed() || machine.rescan;
+  replication.births.awake(false);
+  if (machine.rescan || !replication.births.empty()) wake_reader(env);
+}
+
+bool long_step(const Event& event, const Machine& machine, bool births) noexcept {
+  const Replica& replica = machine.replica;
+  if (machine.rescan) return true;
   if (std::holds_alternative<Ask>(event)) return false;
+  if (births && replica.wake() > machine.last) return false;
   if (const auto* const arrival = std::get_if<Arrival>(&event)) {
     return arrival->frame.size() > kLargeFrame || is_repair(arrival->frame);
   }
@@ -307,10 +352,13 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   const bool dirty = on_dirty_scheduler();
   {
     const Locked lock(*machine, dirty);
-    if (lock && (dirty || !long_step(event, machine->replica))) {
-      machine->last = std::max(machine->last, now);
+    if (lock) machine->last = std::max(machine->last, now);
+    if (lock && (dirty || !long_step(event, *machine, argv[1] == atoms.births))) {
+      const bool attached = is_attached(*machine);
       machine->effects.clear();
+      if (attached) take_births(*machine, machine->last);
       machine->replica.step(event, machine->last, machine->effects);
+      if (attached) bring_levels(env, *machine, machine->last);
       if (!dirty) enif_consume_timeslice(env, kStepTimeslice);
       return make_effects(env, machine->effects);
     }
@@ -347,8 +395,52 @@ ERL_NIF_TERM put_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM ar
     return enif_make_badarg(env);
   machine.last = std::max(machine.last, now);
   machine.effects.clear();
+  const bool attached = is_attached(machine);
+  if (attached) take_births(machine, machine.last);  // of the terms before
   machine.replica.put_limiter(id, terms, machine.last, machine.effects);
+  if (attached) bring_levels(env, machine, machine.last);
   return make_effects(env, machine.effects);
+}
+
+// replica_drop_limiter(Replica, Id) -> ok. Dirty, as it looks at all keys.
+ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId id;
+  if (!get_limiter_id(env, argv[1], id)) return enif_make_badarg(env);
+  machine.replica.drop_limiter(id);
+  return atoms.ok;
+}
+
+// replica_attach(Replica, Pid) -> ok: the tables' births go to this replica, and Pid is told of them.
+ERL_NIF_TERM attach(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  ErlNifPid reader;
+  void* object;
+  if (!enif_get_local_pid(env, argv[1], &reader) || !enif_get_resource(env, argv[0], replica_type, &object))
+    return enif_make_badarg(env);
+  machine.replica.tell_levels();
+  void* before;
+  {
+    const std::lock_guard lock(state->attach_mutex);
+    enif_keep_resource(object);
+    before = state->replica.exchange(object);
+    state->reader = reader;
+  }
+  if (before != nullptr) enif_release_resource(before);
+  state->births().open(true);
+  state->births().awake(false);
+  wake_reader(env);
+  return atoms.ok;
+}
+
+// replica_attached() -> Replica | none
+ERL_NIF_TERM attached(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
+  const std::lock_guard lock(state->attach_mutex);
+  void* const object = state->replica.load();
+  return object == nullptr ? atoms.none : enif_make_resource(env, object);
+}
+
+ERL_NIF_TERM detach(ErlNifEnv*, int, const ERL_NIF_TERM[]) {
+  detach_replica(*state);
+  return atoms.ok;
 }
 
 // Observing.
@@ -435,12 +527,24 @@ ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
 
 }  // namespace
 
+void detach_replica(State& of) noexcept {
+  of.births().open(false);
+  void* object;
+  {
+    const std::lock_guard lock(of.attach_mutex);
+    object = of.replica.exchange(nullptr);
+  }
+  if (object == nullptr) return;
+  of.births().drain(SIZE_MAX, [](const Admission&) {});
+  enif_release_resource(object);
+}
+
 bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   replica_type = enif_open_resource_type(env, nullptr, "weir_replica", drop_replica, flags, nullptr);
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 10> replica_functions = {{
+const std::array<ErlNifFunc, 14> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -451,6 +555,10 @@ const std::array<ErlNifFunc, 10> replica_functions = {{
     {"replica_held", 1, guarded<with_machine<held>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_look", 1, guarded<with_machine<look>>, 0},
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
+    {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_attach", 2, guarded<with_machine<attach>>, 0},
+    {"replica_attached", 0, guarded<attached>, 0},
+    {"replica_detach", 0, guarded<detach>, 0},
 }};
 
 }  // namespace weir::nif

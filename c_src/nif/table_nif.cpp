@@ -19,20 +19,29 @@ constexpr std::int64_t kPrefetchBytes = 1 << 20;
 // The share of a scheduler's time slice (1 ms) that a whole batch is accounted as.
 constexpr int kBatchTimeslice = 5;
 
-template <Form form>
+// Whether hits that are above the share ask the other nodes first, or are decided here at once.
+enum class Large : std::uint8_t { ask, decide };
+
+template <Form form, Large large>
 ERL_NIF_TERM check(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const Nanos now = clock_now_overlapped();  // first: the counter's latency overlaps with the hash
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
-  return make_verdict(env, Registry::decide(question.ref, question.key, question.hits, now, stripe()));
+  if (large == Large::ask && Registry::claims(question.ref, question.key, question.hits, now)) return atoms.claim;
+  const Decision decision = Registry::decide(question.ref, question.key, question.hits, now, stripe());
+  if (decision.allowed && question.ref.limiter->replicated()) wake_reader(env);
+  return make_verdict(env, decision);
 }
 
-template <Form form>
+template <Form form, Large large>
 ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
+  const Nanos now = clock_now_overlapped();
+  if (large == Large::ask && Registry::claims(question.ref, question.key, question.hits, now)) return atoms.claim;
   Asker asker(question.ref, stripe());
-  const Decision decision = asker.decide(question.key, question.hits, clock_now_overlapped());
+  const Decision decision = asker.decide(question.key, question.hits, now);
+  if (decision.allowed && question.ref.limiter->replicated()) wake_reader(env);
   return make_map(env, decision, asker.capacity());
 }
 
@@ -87,11 +96,15 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   const Nanos now = clock_now_overlapped();
   std::array<ERL_NIF_TERM, kBatch> answers;
   std::optional<Asker> asker;
+  bool births = false;
   for (unsigned i = 0; i < batch.size; ++i) {
     const Question& question = batch.questions[i];
     if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, stripe());
-    answers[i] = answer(asker->decide(question.key, question.hits, now), *asker);
+    const Decision decision = asker->decide(question.key, question.hits, now);
+    answers[i] = answer(decision, *asker);
+    births = births || (decision.allowed && question.ref.limiter->replicated());
   }
+  if (births) wake_reader(env);
   enif_consume_timeslice(env, std::max(1, static_cast<int>(batch.size * kBatchTimeslice / kBatch)));
   const ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
   return rest ? enif_make_tuple3(env, atoms.more, made, list) : made;
@@ -191,11 +204,15 @@ ERL_NIF_TERM make_table_stats(ErlNifEnv* env, const TableStats& stats) {
                           enif_make_int64(env, stats.memory_bytes));
 }
 
-const std::array<ErlNifFunc, 16> table_functions = {{
-    {"check", 3, guarded<check<Form::native>>, 0},
-    {"check_external", 3, guarded<check<Form::external>>, 0},
-    {"decide", 3, guarded<decide<Form::native>>, 0},
-    {"decide_external", 3, guarded<decide<Form::external>>, 0},
+const std::array<ErlNifFunc, 20> table_functions = {{
+    {"check", 3, guarded<check<Form::native, Large::ask>>, 0},
+    {"check_external", 3, guarded<check<Form::external, Large::ask>>, 0},
+    {"check_here", 3, guarded<check<Form::native, Large::decide>>, 0},
+    {"check_here_external", 3, guarded<check<Form::external, Large::decide>>, 0},
+    {"decide", 3, guarded<decide<Form::native, Large::ask>>, 0},
+    {"decide_external", 3, guarded<decide<Form::external, Large::ask>>, 0},
+    {"decide_here", 3, guarded<decide<Form::native, Large::decide>>, 0},
+    {"decide_here_external", 3, guarded<decide<Form::external, Large::decide>>, 0},
     {"check_many", 2, guarded<check_many>, 0},
     {"decide_many", 2, guarded<decide_many>, 0},
     {"validate_many", 2, guarded<validate_many>, 0},

@@ -30,6 +30,17 @@ unsigned stripe() noexcept {
   return std::min(mine, state->stripes) - 1;
 }
 
+void wake_reader(ErlNifEnv* env) noexcept {
+  if (!state->births().wakes()) return;
+  ErlNifPid reader;
+  {
+    const std::lock_guard lock(state->attach_mutex);
+    reader = state->reader;
+  }
+  // If it is gone, whoever takes its place will be told.
+  static_cast<void>(enif_send(env, &reader, nullptr, atoms.weir_births));
+}
+
 KeyHash hash_bytes(KeyType type, std::string_view bytes) noexcept {
   return siphash13(state->secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
                    static_cast<std::uint8_t>(type));

@@ -6,7 +6,9 @@
 
 #include <erl_nif.h>
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string_view>
@@ -33,7 +35,8 @@ inline constexpr unsigned kMaxTupleDepth = 3;
   X(malformed) X(unlike_interval) X(too_long) X(too_late) X(out_of_order) X(bad_list) X(bad_interval) X(bad_window) \
   X(bad_threshold) \
   X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(answer) X(send) X(data) X(repair) X(heartbeat) \
-  X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown)
+  X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown) \
+  X(local) X(births) X(weir_births) X(none) X(same_number)
 // clang-format on
 
 struct Atoms {
@@ -53,6 +56,12 @@ struct State {
   unsigned instances = 0;  // libraries loaded: the last to go deletes the state
   unsigned stripes = 1;
   Nanos (*now)() noexcept = nullptr;  // the clock of the newest instance
+  // The replica that the tables' births go to, and who drives it.
+  std::mutex attach_mutex;
+  std::atomic<void*> replica{nullptr};  // a resource that is kept
+  ErlNifPid reader{};
+
+  Admissions& births() noexcept { return registry.replication().births; }
 };
 extern State* state;
 extern ErlNifResourceType* handle_type;
@@ -64,6 +73,9 @@ struct Handle {
 
 // The calling thread's set of counters.
 unsigned stripe() noexcept;
+
+// After births that the replica is to have: wakes who drives it, if need be.
+void wake_reader(ErlNifEnv* env) noexcept;
 
 void make_atoms(ErlNifEnv* env) noexcept;
 

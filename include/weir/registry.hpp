@@ -27,6 +27,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weir/admissions.hpp"
 #include "weir/arena.hpp"
 #include "weir/cell.hpp"
 #include "weir/table.hpp"
@@ -40,6 +41,17 @@ struct LimiterOptions {
   bool shadow = false;         // denials are counted and answered as admissions
   bool deny_on_error = false;  // the answer when weir itself fails
   bool transient = false;
+  LimiterId number;               // of a replicated limiter; 0: of this node alone
+  bool deny_in_minority = false;  // Partition::closed
+  bool claims = false;            // LargeHits::claim
+};
+
+// What the replicated limiters of a node have in common.
+struct Replication {
+  explicit Replication(unsigned stripes) : births(stripes) {}
+  Admissions births;
+  std::atomic<bool> minority{false};    // this side of a partition has half of the members or fewer
+  std::atomic<std::uint32_t> nodes{1};  // that share a bucket's slack
 };
 
 struct Counts {
@@ -50,12 +62,24 @@ class Limiter {
  public:
   using LocalTable = Table<TatCell>;
 
-  Limiter(Arena& arena, unsigned stripes);
+  Limiter(Arena& arena, unsigned stripes, Replication& replication);
 
   // The terms as of now: never torn. Spins only while a change of the limiter is being written (nanoseconds).
   Terms terms() const noexcept;
   bool shadow() const noexcept { return (flags_.load(std::memory_order_relaxed) & kShadow) != 0; }
   bool deny_on_error() const noexcept { return (flags_.load(std::memory_order_relaxed) & kDeny) != 0; }
+  bool replicated() const noexcept { return (flags_.load(std::memory_order_relaxed) & kReplicated) != 0; }
+  bool claims() const noexcept { return (flags_.load(std::memory_order_relaxed) & kClaims) != 0; }
+  // Denies all that comes, for now.
+  bool halted() const noexcept {
+    return (flags_.load(std::memory_order_relaxed) & kClosed) != 0 &&
+           replication_.minority.load(std::memory_order_relaxed);
+  }
+  // What was admitted, to the replica.
+  void tell(unsigned stripe, KeyHash key, Tokens hits, Nanos now, Nanos tat) {
+    if (replicated()) replication_.births.push(stripe, {number(), key, hits, now, tat});
+  }
+  LimiterId number() const noexcept { return {number_.load(std::memory_order_relaxed)}; }
   LocalTable& table() noexcept { return table_; }
   const LocalTable& table() const noexcept { return table_; }
 
@@ -72,7 +96,7 @@ class Limiter {
 
  private:
   friend class Registry;
-  static constexpr std::uint32_t kShadow = 1, kDeny = 2;
+  static constexpr std::uint32_t kShadow = 1, kDeny = 2, kReplicated = 4, kClosed = 8, kClaims = 16;
   struct alignas(64) Stripe {
     std::array<std::atomic<std::int64_t>, kKinds> of{};
   };
@@ -84,12 +108,14 @@ class Limiter {
   alignas(64) std::atomic<std::uint64_t> alias_{0};
   std::atomic<std::uint64_t> name_hash_{0};
   std::atomic<std::uint32_t> flags_{0};
+  std::atomic<std::uint32_t> number_{0};
   std::atomic<std::uint32_t> sequence_{0};
   std::atomic<std::int64_t> capacity_{1}, interval_{1};
   std::atomic<std::uint32_t> version_{0};
   std::atomic<std::int64_t> changed_at_{0};
   std::atomic<std::int64_t> before_capacity_{1}, before_interval_{1};
   LocalTable table_;
+  Replication& replication_;
   const unsigned stripes_;
   std::unique_ptr<Stripe[]> counters_;
 
@@ -119,13 +145,16 @@ class Registry {
   explicit Registry(unsigned stripes);
   ~Registry();
 
+  Replication& replication() noexcept { return replication_; }
+
   Ref find(KeyHash name) const noexcept;
+  Ref find_number(LimiterId number) const noexcept;
   Ref find_alias(std::uint64_t alias) const noexcept;
 
-  enum class Put : std::uint8_t { created, changed, busy, fixed, too_many };
+  enum class Put : std::uint8_t { created, changed, busy, fixed, too_many, same_number };
   // (mutex) Makes the limiter, or changes it from `now` on, carrying every key's level over. `busy`: the change before
-  // is still being carried out; call `convert` until it is done. `fixed`: max_keys
-  // is chosen when a limiter is made.
+  // is still being carried out; call `convert` until it is done. `fixed`: max_keys and the number
+  // are chosen when a limiter is made. `same_number`: another limiter has it.
   Put put(std::string_view name, KeyHash hash, const Policy& policy, const LimiterOptions& options, Nanos now);
   // (mutex) Lets `alias` stand for the name from now on. False for an unknown name.
   bool set_alias(KeyHash name, std::uint64_t alias);
@@ -159,6 +188,20 @@ class Registry {
   // The decision on one hit, without counting; `state` is the key's. False if the limiter is gone.
   static bool peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept;
   static bool reset(Ref ref, KeyHash key, Nanos now) noexcept;
+  // Whether these hits are to ask the other nodes: more than this node's share of the slack.
+  static bool claims(Ref ref, KeyHash key, Tokens hits, Nanos now) noexcept;
+  // Brings a key's TAT up to `tat`, or to exactly that.
+  static bool set_level(Ref ref, KeyHash key, Nanos tat, bool exactly, Nanos now) noexcept;
+  // (mutex) Calls visit(number, key, tat) for every key of the replicated limiters. About 15 us for 1000 keys.
+  template <class Visit>
+  void for_each_replicated(Nanos now, Visit visit) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& limiter : limiters_) {
+      if (limiter->phase_ != Limiter::Phase::open || !limiter->replicated()) continue;
+      limiter->table_.for_each(limiter->terms(), now,
+                               [&](KeyHash key, const Tat& state) { visit(limiter->number(), key, state.value()); });
+    }
+  }
 
  private:
   static constexpr unsigned kSlotBits = 15;  // twice as many as limiters
@@ -173,10 +216,11 @@ class Registry {
   Limiter* take_free();
 
   Arena arena_;
+  Replication replication_;
   const unsigned stripes_;
   mutable std::mutex mutex_;
   std::atomic<std::uint32_t> slots_version_{0};  // odd while the slots are being rebuilt
-  std::unique_ptr<Slots> names_, aliases_;
+  std::unique_ptr<Slots> names_, aliases_, numbers_;
   std::vector<std::unique_ptr<Limiter>> limiters_;
   std::size_t maintain_next_ = 0;
 };

@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "weir/admissions.hpp"
 #include "weir/frame.hpp"
 #include "weir/history.hpp"
 #include "weir/keys.hpp"
@@ -82,6 +83,7 @@ struct ReplicaConfig {
   Nanos future_bound{10'000'000'000};  // births further ahead put their origin into quarantine
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
+  bool tells_levels = false;     // keeps levels for take_levels()
   std::size_t max_keys = std::size_t{1} << 22;
   std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
   std::size_t max_claims = 1024;
@@ -104,12 +106,34 @@ struct ReplicaStats {
   std::uint64_t absences = 0;
 };
 
+// What a key's TAT is to be in a node's table that decides by itself: raised to this, or exactly this.
+struct Level {
+  LimiterId limiter;
+  KeyHash key;
+  Nanos tat;
+  bool exactly = false;
+};
+
 class Replica final : public Machine {
  public:
   explicit Replica(const ReplicaConfig& config);
 
   // Makes a limiter, or changes it: what is unsent under the old terms is pushed, levels are carried over once.
   void put_limiter(LimiterId limiter, const ReplicatedTerms& terms, Nanos now, Effects& effects);
+  // Forgets a limiter and its keys.
+  void drop_limiter(LimiterId limiter);
+
+  // A node whose threads decide in a table of their own (admissions.hpp) tells what they admitted, then makes a step,
+  // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
+  // its way, counts in these levels; lowered, they may miss births that were admitted in the moment before, until the
+  // key's next birth.
+  void admitted(const Admission& admission, Nanos now);
+  // When births went lost on the way here: what the table counts of a key more than this replica does, was admitted.
+  void catch_up(LimiterId limiter, KeyHash key, Nanos tat, Nanos now);
+  void tell_levels() noexcept { tells_levels_ = true; }
+  std::vector<Level> take_levels() noexcept { return std::exchange(levels_, {}); }
+  // Whether this side of a partition has half of the members or fewer: it denies under Partition::closed.
+  bool minority() const noexcept { return 2 * live() <= registered(); }
 
   void step(const Event& event, Nanos now, Effects& effects) override;
   Nanos wake() const noexcept override;
@@ -214,8 +238,11 @@ class Replica final : public Machine {
   Tokens on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept;
   void admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now);
   void count_for_other_side(const Limiter& limiter, KeyHash key, std::span<const Interval> births, Nanos now);
-  void drop_shadows();
+  void drop_shadows(Nanos now);
   Nanos union_tat(const Limiter& limiter, const KeyState& state) const;
+  void settle(const Limiter& limiter, KeyState& state, Nanos now, bool exactly = false);
+  void tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool exactly = false);
+  void tell_estimates(Nanos now);
   std::int64_t share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept;
   void push_if_due(const Limiter& limiter, KeyState& state, Nanos now);
   void make_due(KeyState& state, Nanos at);
@@ -298,7 +325,8 @@ class Replica final : public Machine {
   Tokens claimed_by_others(LimiterId limiter, KeyHash key) const noexcept;
   void apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects);
   void acknowledged(Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
-  void done(const Peer& peer, std::uint64_t id) noexcept;
+  void done(const Peer& peer, std::uint64_t id, Nanos now);
+  void release(Nanos now, const std::function<bool(const Tentative&)>& over);
   void decide(const Claim& claim, Nanos now, Effects& effects);
   void expire_claims(Nanos now, Effects& effects);
 
@@ -328,6 +356,9 @@ class Replica final : public Machine {
   // When to look at a key for flush_after, the earliest first.
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
+  bool tells_levels_ = false;
+  std::vector<Level> levels_;
+  std::vector<Key> estimated_;  // keys in whose told level an estimate of what is on its way counts
   std::vector<Claim> claims_;
   std::vector<Tentative> tentative_;
   std::uint64_t claims_made_ = 0;

@@ -115,6 +115,9 @@ class Table {
   // A copy of the key's state, empty if there is none.
   Status peek(Generation generation, const Terms& terms, KeyHash key, Nanos now, State& out);
   Status reset(Generation generation, const Terms& terms, KeyHash key, Nanos now);
+  // Brings the key's TAT up to `tat`, or to exactly that.
+  Status set_level(Generation generation, const Terms& terms, KeyHash key, Nanos tat, bool exactly,
+                   Nanos now) requires(Cell::kPayload == 0);
 
   // Brings the lines that `decide` will read into the cache. Never writes.
   void prefetch(KeyHash key) const noexcept;

@@ -258,6 +258,17 @@ Status Table<Cell>::reset(Generation generation, const Terms& terms, KeyHash key
 }
 
 template <class Cell>
+Status Table<Cell>::set_level(Generation generation, const Terms& terms, KeyHash key, Nanos tat, bool exactly,
+                              Nanos now) requires(Cell::kPayload == 0) {
+  return with(generation, terms, key, now, [&](State& state) {
+    const State wanted(tat > now ? tat : Nanos{0});
+    if (exactly ? wanted.value() == state.value() : wanted.value() <= state.value()) return false;
+    state = wanted;
+    return true;
+  });
+}
+
+template <class Cell>
 void Table<Cell>::prefetch(KeyHash key) const noexcept {
   const Directory d = directory();
   if (d.words == nullptr) return;
