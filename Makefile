@@ -18,6 +18,12 @@ run: ## build the release and run it in the foreground, on http://127.0.0.1:8080
 	@echo "==> starting weir; Ctrl-C stops it"
 	@exec $(REL)/bin/weir
 
+.PHONY: cluster
+cluster: ## five nodes on this machine, HTTP on 127.0.0.1:8081 to 8085, one limit over all of them (Ctrl-C stops them)
+	@scripts/bootstrap.sh run
+	@scripts/release.sh
+	@exec scripts/cluster.sh
+
 .PHONY: test
 test: ## all tests; the last line is "N passed, N failed"
 	@scripts/bootstrap.sh test

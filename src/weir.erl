@@ -12,7 +12,11 @@
 %% request costs, a positive integer. A limiter of rate {N, Unit} and burst c holds a bucket of c tokens for each key, full
 %% at first, and gives one token back every Unit / N.
 %%
-%% No function here sends a message to decide. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
+%% The nodes of an Erlang cluster that run weir limit together (doc/cluster.md): limiters are the same on all, and of those with
+%% `scope => cluster', the default, a key has one bucket for all nodes. Each node decides on what it knows, at once, and tells the
+%% others; `Remaining' is then the most that may remain. With `scope => local' each node has a bucket of its own.
+%%
+%% No function here sends a message to decide, except for hits above a node's share of what remains under `large_hits => claim'. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
 %% numbers, and tuples of these (IP addresses) are hashed with their type, so `1', `1.0', `<<"1">>' and `'1'' are four
 %% keys; other terms go by their deterministic external format, which is slower.
 %%
@@ -27,6 +31,8 @@
 -export([peek/2, reset/2, explain/2]).
 %% Limiters.
 -export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
+%% The cluster.
+-export([leave/0]).
 %% In somebody else's supervision tree.
 -export([child_spec/1, start_link/1]).
 
@@ -113,16 +119,20 @@ reset(Limiter, Key) ->
 %% @doc Why a key is decided as it is: what {@link peek/2} says, the limiter's `capacity', `interval_ns' (one token
 %% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and `tat_ns'
 %% (theoretical arrival time: Unix time at which the bucket is full), `now_ns', and the limiter's `table': keys held and
-%% at most, bytes, and what was evicted.
+%% at most, bytes, and what was evicted. Of `scope => cluster' also what weir_report:explain/3 says: tokens of this
+%% node that the others don't know yet, how many it may have of these, and how it stands with the other nodes.
 -spec explain(limiter(), key()) -> map().
 explain(Limiter, Key) ->
     case weir_table:explain(Limiter, Key) of
-        #{} = Explained -> Explained#{limiter => display(Limiter), scope => local, algorithm => token_bucket};
+        #{} = Explained ->
+            Of = maps:merge(Explained, weir_report:explain(Limiter, Key, Explained)),
+            Of#{limiter => display(Limiter), algorithm => token_bucket};
         Wrong -> bad(Limiter, Wrong)
     end.
 
-%% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys' is
-%% chosen when a limiter is made. Takes about 20 ns for each key of a limiter that is changed; decisions go on meanwhile.
+%% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys'
+%% and `scope' are chosen when a limiter is made. Takes about 20 ns for each key of a limiter that is changed; decisions go on
+%% meanwhile. All connected nodes of the cluster are told, and the others when they are back: the last change wins.
 -spec put_limiter(weir_limiter:name(), weir_limiter:spec()) -> ok.
 put_limiter(Name, Spec) ->
     case weir_registry:put(Name, Spec) of
@@ -146,7 +156,7 @@ limiters() ->
     weir_registry:specs().
 
 %% @doc A limiter without a name, for policies that come with the call. Policies that decide alike share one, and so
-%% their keys' levels. It lasts while a handle of it is held or a key of it has a level.
+%% their keys' levels. It lasts while a handle of it is held or a key of it has a level. Its scope is `local': of this node alone.
 %%
 %% Keep the handle where you can: compiling costs about 2 us.
 -spec compile(weir_limiter:spec()) -> handle().
@@ -154,6 +164,16 @@ compile(Spec) ->
     case weir_registry:compile(Spec) of
         {ok, Handle} -> Handle;
         {error, Message} -> raise({message, Message})
+    end.
+
+%% @doc Takes this node out of the cluster for good, as before it is shut down never to come back: the others are sent what they
+%% don't know yet, and then do without it. From there on it decides alone, until weir is started again.
+%%
+%% A node that will be back, as after an update, need not leave: it is missed, and then takes up its place.
+-spec leave() -> ok.
+leave() ->
+    try weir_members:leave()
+    catch exit:{noproc, _} -> raise({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
 %% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts' there, after starting weir if
@@ -192,7 +212,7 @@ maybe_make({error, _} = Error) ->
 make([]) ->
     ignore;
 make([{Name, Spec} | Limiters]) ->
-    case weir_registry:put(Name, Spec) of
+    case weir_registry:configure(Name, Spec) of
         ok -> make(Limiters);
         {error, Message} -> {error, {bad_limiter, Name, Message}}
     end.

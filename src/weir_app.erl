@@ -3,20 +3,30 @@
 
 -behaviour(application).
 
--export([start/2, stop/1]).
+-export([start/2, prep_stop/1, stop/1]).
+
+%% How long a stop waits until the other nodes have been sent what they don't know.
+-define(DRAIN_MS, 1000).
 
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
 start(_Type, _Args) ->
     case code:ensure_loaded(weir_nif) of
         {module, weir_nif} ->
             ok = clean(),
-            %% Keys of one node are nobody else's business, so each start takes a secret of its own.
-            ok = weir_nif:set_secret(crypto:strong_rand_bytes(16)),
-            started(weir_sup:start_link());
+            with_options(weir_members:options());
         {error, Reason} ->
             {error, {nif_not_loaded, Reason, "is priv/weir_nif.so there and built for this machine and OTP? rebuild weir, "
                                              "and look above for what the loader said"}}
     end.
+
+with_options({ok, _}) -> with_secret(weir_secret:load());
+with_options({error, Message}) -> {error, {bad_config, cluster, Message}}.
+
+with_secret({ok, Secret, Id}) ->
+    ok = weir_nif:set_secret(Secret),
+    started(weir_sup:start_link(fun() -> Id end));
+with_secret({error, Message}) ->
+    {error, {bad_config, secret, Message}}.
 
 %% A limiter of the configuration may be wrong when others are made already, and there is no stop/1 after a failed start.
 started({error, _} = Error) ->
@@ -25,11 +35,17 @@ started({error, _} = Error) ->
 started(Started) ->
     Started.
 
+-spec prep_stop(State) -> State.
+prep_stop(State) ->
+    ok = weir_replica:drain(?DRAIN_MS),
+    State.
+
 -spec stop(term()) -> ok.
 stop(_State) ->
     clean().
 
 %% The NIF outlives the application.
 clean() ->
+    ok = weir_replica:stop(),
     ok = weir_nif:delete_all(),
     weir_sweeper:sweep().

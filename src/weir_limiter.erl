@@ -6,21 +6,29 @@
 %% #{rate => {5, minute},           % 5 tokens a minute; also {5, {10, minute}}: 5 in ten minutes
 %%   burst => 5,                    % the capacity c; as much as the rate's N if not given
 %%   algorithm => token_bucket,
-%%   scope => local,                % each node for itself
+%%   scope => cluster,              % the nodes of the cluster together; or local: each node for itself
 %%   on_error => allow,             % the answer when weir itself fails, or deny
 %%   shadow => false,               % true: denials are counted, and answered as admissions
-%%   max_keys => 1000000}           % then the key with the lowest level in its line of the table makes way
+%%   max_keys => 1000000,           % then the key with the lowest level in its line of the table makes way
+%%   partition => open,             % what a side of a partition does: goes on; or share, or closed (doc/cluster.md)
+%%   large_hits => admit,           % hits above this node's share pass at once; or claim: the other nodes are asked
+%%   timeout => 100,                % ... for so many milliseconds at most
+%%   flush_after => infinity}       % after so many milliseconds at most the other nodes are told of a hit
 %% '''
+%%
+%% The last four count for `scope => cluster' only.
 -module(weir_limiter).
 
--export([parse/1, name/1, compiled_name/1, known/1]).
+-export([parse/1, name/1, compiled_name/1, known/1, number/1, terms/2]).
 
 -export_type([spec/0, name/0, unit/0, rate/0, compiled/0]).
 
 -type unit() :: second | minute | hour | day.
 -type rate() :: {N :: pos_integer(), unit() | {K :: pos_integer(), unit()}}.
--type spec() :: #{rate := rate(), burst => pos_integer(), algorithm => token_bucket, scope => local,
-                  on_error => allow | deny, shadow => boolean(), max_keys => pos_integer()}.
+-type spec() :: #{rate := rate(), burst => pos_integer(), algorithm => token_bucket, scope => local | cluster,
+                  on_error => allow | deny, shadow => boolean(), max_keys => pos_integer(),
+                  partition => open | share | closed, large_hits => admit | claim,
+                  timeout => Ms :: pos_integer(), flush_after => Ms :: pos_integer() | infinity}.
 -type name() :: atom() | binary().
 %% `spec' has every option; `interval_ns' is the emission interval T.
 -type compiled() :: #{capacity := pos_integer(), interval_ns := pos_integer(), max_keys := pos_integer(),
@@ -30,6 +38,8 @@
 -define(MAX_SPAN_NS, (1 bsl 60)).
 -define(MAX_KEYS, (1 bsl 28)).
 -define(MAX_NAME_BYTES, 255).
+-define(MAX_TIMEOUT_MS, 60000).
+-define(MAX_FLUSH_AFTER_MS, 86400000).
 -define(COMPILED, "compiled:").
 
 %% @doc Checks a specification and compiles it. The message of an error is a sentence for whoever wrote the specification:
@@ -41,7 +51,7 @@ parse(Spec) when is_map(Spec) ->
         {N, PeriodNs} = rate(maps:get(rate, Spec, missing)),
         Burst = positive(burst, maps:get(burst, Spec, N)),
         only(algorithm, token_bucket, Spec),
-        only(scope, local, Spec),
+        Cluster = cluster(Spec),
         OnError = one_of(on_error, [allow, deny], Spec, allow),
         Shadow = one_of(shadow, [true, false], Spec, false),
         MaxKeys = positive(max_keys, maps:get(max_keys, Spec, 1000000)),
@@ -50,8 +60,8 @@ parse(Spec) when is_map(Spec) ->
         IntervalNs = interval(N, PeriodNs),
         span(Burst, IntervalNs),
         {ok, #{capacity => Burst, interval_ns => IntervalNs, max_keys => MaxKeys, shadow => Shadow, on_error => OnError,
-               spec => #{rate => maps:get(rate, Spec), burst => Burst, algorithm => token_bucket, scope => local,
-                         on_error => OnError, shadow => Shadow, max_keys => MaxKeys}}}
+               spec => Cluster#{rate => maps:get(rate, Spec), burst => Burst, algorithm => token_bucket,
+                                on_error => OnError, shadow => Shadow, max_keys => MaxKeys}}}
     catch
         throw:{bad_spec, Message} -> {error, Message}
     end;
@@ -87,9 +97,41 @@ compiled_name(#{capacity := Capacity, interval_ns := IntervalNs, max_keys := Max
     message(?COMPILED "capacity=~b,interval_ns=~b,max_keys=~b,shadow=~s,on_error=~s",
             [Capacity, IntervalNs, MaxKeys, Shadow, OnError]).
 
+%% @private
+%% @doc The number by which the machines know a limiter of this name; 0 is none.
+-spec number(binary()) -> pos_integer().
+number(Name) ->
+    1 + erlang:phash2(Name, (1 bsl 32) - 2).
+
+%% @private
+%% @doc What the machine is told of a limiter, in its units.
+-spec terms(compiled(), Version :: pos_integer()) -> weir_machine:terms().
+terms(#{capacity := Capacity, interval_ns := IntervalNs, spec := Spec}, Version) ->
+    #{partition := Partition, large_hits := LargeHits, timeout := Timeout, flush_after := FlushAfter} = Spec,
+    #{capacity => Capacity, interval_ns => IntervalNs, version => Version, partition => Partition, large_hits => LargeHits,
+      claim_timeout => Timeout * 1000000,
+      flush_after => case FlushAfter of infinity -> 0; Ms -> Ms * 1000000 end}.
+
 %% ---- internal ----
 
-options() -> [rate, burst, algorithm, scope, on_error, shadow, max_keys].
+options() ->
+    [rate, burst, algorithm, scope, on_error, shadow, max_keys, partition, large_hits, timeout, flush_after].
+
+cluster(Spec) ->
+    #{scope => scope(maps:get(scope, Spec, cluster)),
+      partition => one_of(partition, [open, share, closed], Spec, open),
+      large_hits => one_of(large_hits, [admit, claim], Spec, admit),
+      timeout => ms(timeout, maps:get(timeout, Spec, 100), ?MAX_TIMEOUT_MS),
+      flush_after => flush_after(maps:get(flush_after, Spec, infinity))}.
+
+scope(Scope) when Scope =:= local; Scope =:= cluster -> Scope;
+scope(Scope) -> fail("scope is local or cluster in this version of weir, got ~ts", [short(Scope)]).
+
+flush_after(infinity) -> infinity;
+flush_after(Ms) -> ms(flush_after, Ms, ?MAX_FLUSH_AFTER_MS).
+
+ms(_Option, Ms, Most) when is_integer(Ms), Ms >= 1, Ms =< Most -> Ms;
+ms(Option, Ms, Most) -> fail("~s is from 1 to ~b milliseconds, got ~ts", [Option, Most, short(Ms)]).
 
 no_unknown([]) ->
     ok;

@@ -16,7 +16,7 @@
 %% busy waits, without holding up a scheduler. Wrong arguments raise `badarg' with an explanation; frames may be any bytes.
 -module(weir_machine).
 
--export([new/1, put_limiter/4, drop_limiter/2, step/3, wake/1]).
+-export([new/1, put_limiter/4, drop_limiter/2, reset/5, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
 -export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2]).
 
@@ -101,6 +101,15 @@ terms(Terms) ->
 -spec drop_limiter(machine(), limiter_id()) -> ok.
 drop_limiter(Machine, Limiter) ->
     checked(fun() -> weir_nif:replica_drop_limiter(reference(Machine), within(limiter, Limiter, 0, ?WORD)) end).
+
+%% @doc Births of the key before `Time' count no more on this node, whoever tells of them. False if that can't be: there is
+%% no such limiter, `Time' lies in the far future, or too many keys were reset.
+-spec reset(machine(), limiter_id(), key_hash(), Time :: ns(), Now :: ns()) -> boolean().
+reset(Machine, Limiter, Key, Time, Now) ->
+    checked(fun() ->
+                    weir_nif:replica_reset(reference(Machine), within(limiter, Limiter, 0, ?WORD), within(key_hash, Key, 1, ?LONG),
+                                           within(time, Time, 0, ?NOW), now(Now))
+            end).
 
 %% @doc From now on this machine and the node's replicated limiters are one: before each step it takes the births that the
 %% tables admitted, after it the tables get the levels that others' births have raised. When births wait, `Pid' gets the

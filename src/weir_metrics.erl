@@ -15,7 +15,11 @@ metrics() ->
     [{Name, Kind, Help, [limiter], [{[Limiter], maps:get(Key, S)} || #{name := Limiter} = S <- Stats]}
      || {Name, Kind, Help, Key} <- limiter_metrics()] ++
         [{Name, Kind, Help, [], [{[], maps:get(Key, Clock)}]}
-         || Clock <- [clock()], {Name, Kind, Help, Key} <- clock_metrics()].
+         || Clock <- [clock()], {Name, Kind, Help, Key} <- clock_metrics()] ++
+        [{Name, Kind, Help, [], [{[], maps:get(Key, Machine)}]}
+         || #{} = Machine <- [weir_report:machine()], {Name, Kind, Help, Key} <- machine_metrics()] ++
+        [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
+         || {Name, Kind, Help, Key} <- traffic_metrics()].
 
 limiter_metrics() ->
     [{weir_allowed_total, counter, <<"Decisions that allowed">>, allowed},
@@ -32,6 +36,26 @@ limiter_metrics() ->
 clock_metrics() ->
     [{weir_clock_offset_seconds, gauge, <<"weir's clock less the system's, at the last comparison">>, offset},
      {weir_clock_steps_total, counter, <<"Steps of the system's clock that weir's has slewed after">>, steps}].
+
+machine_metrics() ->
+    [{weir_nodes_live, gauge, <<"Nodes that limit together now, this one too">>, live},
+     {weir_nodes_registered, gauge, <<"Nodes that belong to the cluster, those out of reach too">>, registered},
+     {weir_records_sent_total, counter, <<"Records of admitted births that were made, each sent to all other nodes">>, records_sent},
+     {weir_records_applied_total, counter, <<"Records of other nodes that were counted">>, records_applied},
+     {weir_records_duplicate_total, counter, <<"Records that came again, and were not counted again">>, duplicates},
+     {weir_records_refused_total, counter, <<"Records that could not be counted, for the time being">>, refused},
+     {weir_records_repaired_total, counter, <<"Records and chunks that were sent again on demand">>, repaired},
+     {weir_state_copies_total, counter, <<"Copies of another node's state that were taken">>, copies},
+     {weir_lost_records_total, counter, <<"Own records that were gone when a copy needed them">>, lost_own_records}].
+
+traffic_metrics() ->
+    [{weir_peer_sent_frames_total, counter, <<"Frames sent to the node">>, sent_frames},
+     {weir_peer_sent_bytes_total, counter, <<"Bytes of these">>, sent_bytes},
+     {weir_peer_received_frames_total, counter, <<"Frames that came from the node">>, received_frames},
+     {weir_peer_received_bytes_total, counter, <<"Bytes of these">>, received_bytes},
+     {weir_peer_dropped_frames_total, counter, <<"Frames for the node that were dropped: no connection, or a full outbox">>,
+      dropped_frames},
+     {weir_peer_shed_frames_total, counter, <<"Frames of the node that were dropped unread, as too many waited">>, shed_frames}].
 
 clock() ->
     #{offset_ns := Offset, steps := Steps} = weir_clock:info(),

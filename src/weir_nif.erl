@@ -15,7 +15,7 @@
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
-         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_drop_limiter/2, replica_attach/2,
+         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2,
          replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
@@ -110,9 +110,10 @@ explain(_Limiter, _Key) -> ?NOT_LOADED.
           {decision(), non_neg_integer(), integer(), integer(), pos_integer(), boolean(), allow | deny, table_stats()}
         | wrong().
 explain_external(_Limiter, _External) -> ?NOT_LOADED.
--spec reset(limiter(), term()) -> ok | wrong().
+%% Of a replicated limiter, the replica and the other nodes are still to be told.
+-spec reset(limiter(), term()) -> ok | {replicated, Number :: pos_integer(), key_hash(), NowNs :: non_neg_integer()} | wrong().
 reset(_Limiter, _Key) -> ?NOT_LOADED.
--spec reset_external(limiter(), binary()) -> ok | wrong().
+-spec reset_external(limiter(), binary()) -> ok | {replicated, pos_integer(), key_hash(), non_neg_integer()} | wrong().
 reset_external(_Limiter, _External) -> ?NOT_LOADED.
 -spec key_hash(term()) -> pos_integer() | wrong().
 key_hash(_Key) -> ?NOT_LOADED.
@@ -224,6 +225,9 @@ replica_clock(_Replica, _Peer) -> ?NOT_LOADED.
 -spec replica_drop_limiter(reference(), Limiter :: non_neg_integer()) -> ok.
 replica_drop_limiter(_Replica, _Limiter) -> ?NOT_LOADED.
 %% Under 2 us.
+-spec replica_reset(reference(), Limiter :: non_neg_integer(), key_hash(), TimeNs :: non_neg_integer(), NowNs :: non_neg_integer()) ->
+          boolean().
+replica_reset(_Replica, _Limiter, _Key, _TimeNs, _NowNs) -> ?NOT_LOADED.
 -spec replica_attach(reference(), pid()) -> ok.
 replica_attach(_Replica, _Reader) -> ?NOT_LOADED.
 -spec replica_attached() -> reference() | none.

@@ -2,30 +2,37 @@
 %% @doc weir's supervisor.
 %%
 %% ```
-%% weir_sup (one_for_one)           owns the table of specifications
+%% weir_sup (one_for_one)           owns the tables of specifications and of members
 %%  |- weir_clock                   compares the clock with the system's; without it the clock runs on at its rate
+%%  |- weir_members                 knows the nodes that limit together; without it nobody joins or is looked for
 %%  |- weir_registry                makes and changes limiters; without it decisions go on
+%%  |- weir_replica                 tells the other nodes of births; without it each node decides on what it knows
+%%  |    `- weir_peer, one a node   sends frames; ends with weir_replica, and is started again by it
 %%  |- weir_sweeper                 clears expired keys; without it they make way for new ones
+%%  |- weir_discovery (if configured)  finds nodes; without it those that are connected stay so
 %%  `- weir_http (if configured)    a supervisor: listener and its connections
 %% '''
 %%
-%% Tables and limiters live in the NIF and survive every process here, and the specifications survive all but the
-%% supervisor itself.
+%% Tables, limiters and the machine live in the NIF and survive every process here; specifications and members survive all
+%% but the supervisor itself.
 -module(weir_sup).
 
 -behaviour(supervisor).
 
--export([start_link/0, init/1]).
+-export([start_link/1, init/1]).
 
--spec start_link() -> {ok, pid()} | {error, term()}.
-start_link() ->
-    supervisor:start_link({local, ?MODULE}, ?MODULE, []).
+-spec start_link(fun(() -> weir_secret:id())) -> {ok, pid()} | {error, term()}.
+start_link(SecretId) ->
+    supervisor:start_link({local, ?MODULE}, ?MODULE, SecretId).
 
--spec init([]) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
-init([]) ->
+-spec init(fun(() -> weir_secret:id())) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
+init(SecretId) ->
     ok = weir_registry:make_table(),
-    Workers = [#{id => Module, start => {Module, start_link, []}} || Module <- [weir_clock, weir_registry, weir_sweeper]],
-    {ok, {#{strategy => one_for_one, intensity => 5, period => 10}, Workers ++ http(application:get_env(weir, http))}}.
+    ok = weir_members:make_table(SecretId),
+    Workers = [#{id => Module, start => {Module, start_link, []}}
+               || Module <- [weir_clock, weir_members, weir_registry, weir_replica, weir_sweeper]],
+    {ok, {#{strategy => one_for_one, intensity => 5, period => 10},
+          Workers ++ [weir_discovery:child_spec()] ++ http(application:get_env(weir, http))}}.
 
 http(undefined) ->
     [];

@@ -3,7 +3,7 @@
 %% seen, is done here and asked again.
 -module(weir_table).
 
--export([check/3, check_again/4, decide/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
+-export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
 
 -export_type([stats/0]).
 
@@ -17,13 +17,24 @@
                    memory_bytes := non_neg_integer()}.
 
 %% The hot path: just the NIF. What isn't an answer goes to check_again/4.
--spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+-spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | claim | wrong().
 check(Limiter, Key, Hits) ->
     weir_nif:check(Limiter, Key, Hits).
 
--spec check_again(wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+-spec check_again(claim | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
 check_again(Wrong, Limiter, Key, Hits) ->
-    again(Wrong, Limiter, Key, fun(Form) -> check(Form, Limiter, Key, Hits) end).
+    case again(Wrong, Limiter, Key, fun(Form) -> check(Form, Limiter, Key, Hits) end) of
+        claim -> weir_claim:check(Limiter, Key, Hits);
+        Answer -> Answer
+    end.
+
+%% Without asking other nodes.
+-spec check_here(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+check_here(Limiter, Key, Hits) ->
+    again(weir_nif:check_here(Limiter, Key, Hits), Limiter, Key,
+          fun(native) -> weir_nif:check_here(Limiter, Key, Hits);
+             (external) -> weir_nif:check_here_external(Limiter, external(Key), Hits)
+          end).
 
 check(native, Limiter, Key, Hits) -> weir_nif:check(Limiter, Key, Hits);
 check(external, Limiter, Key, Hits) -> weir_nif:check_external(Limiter, external(Key), Hits).
@@ -32,8 +43,20 @@ check(external, Limiter, Key, Hits) -> weir_nif:check_external(Limiter, external
 decide(Limiter, Key, Hits) ->
     case weir_nif:decide(Limiter, Key, Hits) of
         #{} = Decision -> Decision;
-        Wrong -> again(Wrong, Limiter, Key, fun(Form) -> decide(Form, Limiter, Key, Hits) end)
+        Wrong ->
+            case again(Wrong, Limiter, Key, fun(Form) -> decide(Form, Limiter, Key, Hits) end) of
+                claim -> weir_claim:decide(Limiter, Key, Hits);
+                Answer -> Answer
+            end
     end.
+
+%% Without asking other nodes.
+-spec decide_here(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
+decide_here(Limiter, Key, Hits) ->
+    again(weir_nif:decide_here(Limiter, Key, Hits), Limiter, Key,
+          fun(native) -> weir_nif:decide_here(Limiter, Key, Hits);
+             (external) -> weir_nif:decide_here_external(Limiter, external(Key), Hits)
+          end).
 
 decide(native, Limiter, Key, Hits) -> weir_nif:decide(Limiter, Key, Hits);
 decide(external, Limiter, Key, Hits) -> weir_nif:decide_external(Limiter, external(Key), Hits).
@@ -44,7 +67,10 @@ peek(Limiter, Key) ->
 
 -spec reset(weir_nif:limiter(), term()) -> ok | wrong().
 reset(Limiter, Key) ->
-    ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2).
+    case ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2) of
+        {replicated, Number, KeyHash, Now} -> weir_replica:reset(Number, KeyHash, Now);
+        Answer -> Answer
+    end.
 
 -spec explain(weir_nif:limiter(), term()) -> map() | wrong().
 explain(Limiter, Key) ->

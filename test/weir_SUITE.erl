@@ -176,7 +176,7 @@ explain_tells_why(_) ->
     _ = weir:check(login, key, 3),
     ok = weir_clock:advance(?SECOND),
     Explained = weir:explain(login, key),
-    ?assertMatch(#{limiter := <<"login">>, scope := local, algorithm := token_bucket, capacity := 8, limit := 8,
+    ?assertMatch(#{limiter := <<"login">>, scope := cluster, algorithm := token_bucket, capacity := 8, limit := 8,
                    interval_ns := 12000000000, shadow := false, on_error := deny, level := 3, remaining := 5,
                    allowed := true, retry_ms := 0, reset_ms := 35000},
                  Explained),
@@ -203,8 +203,9 @@ shadow_admits_and_counts(_) ->
 
 options_have_defaults(_) ->
     {ok, #{capacity := 5, interval_ns := 12000000000, spec := Spec}} = weir_limiter:parse(#{rate => {5, minute}}),
-    ?assertEqual(#{rate => {5, minute}, burst => 5, algorithm => token_bucket, scope => local, on_error => allow,
-                   shadow => false, max_keys => 1000000}, Spec),
+    ?assertEqual(#{rate => {5, minute}, burst => 5, algorithm => token_bucket, scope => cluster, on_error => allow,
+                   shadow => false, max_keys => 1000000, partition => open, large_hits => admit, timeout => 100,
+                   flush_after => infinity}, Spec),
     ?assertMatch({ok, #{spec := Spec}}, weir_limiter:parse(Spec)).
 
 rates_of_every_unit(_) ->
@@ -573,12 +574,15 @@ limiters_are_listed(_) ->
     ?assertEqual(#{}, weir:limiters()),
     ok = weir:put_limiter(login, #{rate => {5, minute}}),
     ok = weir:put_limiter(<<"api">>, #{rate => {5, {10, second}}, burst => 7, scope => local, algorithm => token_bucket,
-                                       on_error => deny, shadow => true, max_keys => 99}),
+                                       on_error => deny, shadow => true, max_keys => 99, partition => share,
+                                       large_hits => claim, timeout => 50, flush_after => 1000}),
     All = weir:limiters(),
-    ?assertEqual(#{<<"login">> => #{rate => {5, minute}, burst => 5, algorithm => token_bucket, scope => local,
-                                    on_error => allow, shadow => false, max_keys => 1000000},
+    ?assertEqual(#{<<"login">> => #{rate => {5, minute}, burst => 5, algorithm => token_bucket, scope => cluster,
+                                    on_error => allow, shadow => false, max_keys => 1000000, partition => open,
+                                    large_hits => admit, timeout => 100, flush_after => infinity},
                    <<"api">> => #{rate => {5, {10, second}}, burst => 7, algorithm => token_bucket, scope => local,
-                                  on_error => deny, shadow => true, max_keys => 99}}, All),
+                                  on_error => deny, shadow => true, max_keys => 99, partition => share,
+                                  large_hits => claim, timeout => 50, flush_after => 1000}}, All),
     %% What is listed can be put.
     [ok = weir:put_limiter(Name, Spec) || {Name, Spec} <- maps:to_list(All)],
     ?assertEqual(All, weir:limiters()).

@@ -13,10 +13,11 @@ suite() -> [{timetrap, {seconds, 60}}].
 
 all() ->
     [births_reach_the_machine, births_of_others_reach_the_table, woken_once, one_attached_at_a_time, evicted_levels_come_back,
-     lost_births_are_found_again, a_side_denies, claims_are_asked, claims_of_others_count, numbers_are_unique, many_processes,
+     lost_births_are_found_again, a_side_denies, claims_are_asked, claims_of_others_count, resets_hold, numbers_are_unique, many_processes,
      nothing_without_a_machine, changes_carry_over].
 
 init_per_testcase(_, Config) ->
+    ok = weir_test:stop(),
     {ok, _} = application:ensure_all_started(weir),
     ok = weir_machine:detach(),
     Config.
@@ -78,7 +79,7 @@ evicted_levels_come_back(_) ->
     {Me, _} = start([1, 2]),
     [check() || _ <- lists:seq(1, 10)],
     _ = step(Me, births),
-    ok = weir_nif:reset(<<"cluster">>, ?KEY),
+    {replicated, ?NUMBER, _, _} = weir_nif:reset(<<"cluster">>, ?KEY),
     {allow, 9} = check(),
     _ = step(Me, births),
     ?assertMatch({deny, _}, check()).
@@ -122,6 +123,23 @@ claims_of_others_count(_) ->
     _ = weir_machine:step(Me, tick, now_ns() + 1500000000),
     ?assertMatch(#{remaining := 10}, weir:peek(<<"cluster">>, ?KEY)).
 
+%% A reset key stays so, whoever tells of births before it; those after it count.
+resets_hold(_) ->
+    {Me, Other} = start([1, 2]),
+    Old = asked(Other, 4),
+    [check() || _ <- lists:seq(1, 6)],
+    _ = settle(Me),
+    {replicated, ?NUMBER, Hash, Time} = weir_nif:reset(<<"cluster">>, ?KEY),
+    ?assertEqual(hash(), Hash),
+    ?assert(weir_machine:reset(Me, ?NUMBER, Hash, Time, now_ns())),
+    [feed(Me, Frame) || {1, Frame, data} <- Old],
+    {allow, 9} = check(),
+    _ = settle(Me),
+    ?assertMatch(#{remaining := 9}, weir:peek(<<"cluster">>, ?KEY)),
+    ?assertNot(weir_machine:reset(Me, ?NUMBER, Hash, now_ns() + 3600000000000, now_ns())),
+    ?assertNot(weir_machine:reset(Me, 99, Hash, Time, now_ns())),
+    ?assertError(badarg, weir_machine:reset(Me, ?NUMBER, 0, Time, now_ns())).
+
 numbers_are_unique(_) ->
     put_replicated(<<"one">>, 9, 10),
     ?assertEqual(same_number, weir_nif:put(<<"two">>, 10, 1000000, 1000, false, false, false, {9, open, admit})),
@@ -132,8 +150,8 @@ numbers_are_unique(_) ->
 %% Births of many processes, on all schedulers, while the machine steps: each is told once.
 many_processes(_) ->
     {Me, _} = start([1, 2]),
-    put_replicated(<<"wide">>, 8, 1 bsl 30),
-    [] = weir_machine:put_limiter(Me, 8, #{capacity => 1 bsl 30, interval_ns => interval(1 bsl 30)}, now_ns()),
+    put_replicated(<<"wide">>, 8, 1 bsl 16),
+    [] = weir_machine:put_limiter(Me, 8, #{capacity => 1 bsl 16, interval_ns => interval(1 bsl 16)}, now_ns()),
     Workers = [spawn_monitor(fun() -> [{allow, _} = weir:check(<<"wide">>, N rem 10) || N <- lists:seq(1, 3000)] end) || _ <- lists:seq(1, 8)],
     Stepper = fun Step([]) -> ok;
                   Step(Left) ->

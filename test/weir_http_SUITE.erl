@@ -164,7 +164,7 @@ bad_limiters_are_explained(_) ->
      end || {Spec, Code, Word} <-
                 [{<<"{\"rate\":[0,\"minute\"]}">>, <<"bad_field">>, <<"rate[0]">>},
                  {<<"{\"rate\":[5,\"minute\"],\"burts\":5}">>, <<"bad_field">>, <<"burts">>},
-                 {<<"{\"rate\":[5,\"minute\"],\"scope\":\"cluster\"}">>, <<"bad_limiter">>, <<"scope">>},
+                 {<<"{\"rate\":[5,\"minute\"],\"scope\":\"exact\"}">>, <<"bad_limiter">>, <<"scope">>},
                  {<<"{\"rate\":[5,\"minute\"],\"algorithm\":\"sliding_log\"}">>, <<"bad_limiter">>, <<"algorithm">>},
                  {<<"{\"rate\":[300000000,\"second\"]}">>, <<"bad_limiter">>, <<"rate">>},
                  {<<"{\"rate\":">>, <<"bad_json">>, <<"line 1, column 9">>}]],
@@ -183,7 +183,7 @@ explain(_) ->
     {allow, 3} = weir:check(login, {1, 2, 3, 4}, 2),
     {200, _, Body} = request("GET", "/v1/explain?limiter=login&ip=1.2.3.4"),
     ?assertMatch(#{<<"limiter">> := <<"login">>, <<"capacity">> := 5, <<"level">> := 2, <<"remaining">> := 3,
-                   <<"scope">> := <<"local">>, <<"algorithm">> := <<"token_bucket">>, <<"shadow">> := false,
+                   <<"scope">> := <<"cluster">>, <<"algorithm">> := <<"token_bucket">>, <<"shadow">> := false,
                    <<"table">> := #{}}, json(Body)),
     {200, _, Same} = request("GET", "/v1/explain?limiter=login&json=%7B%22ip%22:%221.2.3.4%22%7D"),
     ?assertMatch(#{<<"remaining">> := 3}, json(Same)),

@@ -154,7 +154,7 @@ kill(Name) ->
     true = exit(Old, kill),
     weir_test:wait_until({restarted, Name}, fun() ->
                                                     New = whereis(Name),
-                                                    is_pid(New) andalso New =/= Old andalso sys:get_state(Name) =:= none
+                                                    is_pid(New) andalso New =/= Old andalso sys:get_state(Name) =/= undefined
                                             end).
 
 levels_survive_crashes(_) ->
@@ -400,7 +400,7 @@ load_another_abi() ->
     [begin
          ?assertEqual({error, on_load_failure}, code:load_binary(weir_nif, File, weir_test:other_nif_module(#{abi => Abi}))),
          ?assertEqual(Expected, levels(Handle))
-     end || Abi <- [0, 2, 4711, -1]],
+     end || Abi <- [0, 1, 4711, -1]],
     _ = code:purge(weir_nif),
     {module, weir_nif} = code:load_file(weir_nif),
     ?assertEqual(Expected, levels(Handle)),

@@ -91,10 +91,37 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
 void Replica::drop_limiter(LimiterId id) {
   std::erase_if(limiters_, [&](const Limiter& has) { return has.id == id; });
   std::erase_if(shadows_, [&](const auto& entry) { return entry.first.first == id.v; });
+  std::erase_if(resets_, [&](const auto& entry) { return entry.first.first == id.v; });
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     // Twice, as a sweep that erases doesn't visit all.
     for (int i = 0; i < 2; ++i) keys_.sweep(segment, [&](const KeyState& state) { return state.limiter != id; });
   }
+}
+
+bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now) {
+  const Limiter* const its = limiter(id);
+  const Key name{id.v, key.v};
+  if (its == nullptr || time > now + config_.future_bound) return false;
+  if (!resets_.contains(name) && resets_.size() >= config_.max_resets) return false;
+  Nanos& at = resets_[name];
+  if (time <= at) return true;
+  at = time;
+  shadows_.erase(name);
+  KeyState* const state = keys_.find(id, key);
+  if (state == nullptr) return true;
+  keys_.account(state->published.store(since_reset(name, state->published.load())));
+  keys_.account(state->unsent.store(since_reset(name, state->unsent.load())));
+  settle(*its, *state, now, true);
+  return true;
+}
+
+// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
+IntervalSet Replica::since_reset(const Key& key, const IntervalSet& births) const {
+  const auto reset = resets_.empty() ? resets_.end() : resets_.find(key);
+  if (reset == resets_.end()) return births;
+  const auto first = std::find_if(births.begin(), births.end(),
+                                  [&](const Interval& interval) { return interval.start >= reset->second; });
+  return IntervalSet::from({first, births.end()});
 }
 
 void Replica::step(const Event& event, Nanos now, Effects& effects) {
@@ -142,6 +169,7 @@ Held Replica::held() const {
       }
     }
   }
+  held.state += resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
                limiters_.capacity() * sizeof(Limiter) + origins_.held();
   return held;
@@ -445,6 +473,12 @@ void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
   keys_.sweep(sweep_next_, [&](KeyState& state) { return keep_key(state, now); });
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
+  if (sweep_next_ == 0) {
+    std::erase_if(resets_, [&](const auto& entry) {
+      const Limiter* const its = limiter({entry.first.first});
+      return its == nullptr || entry.second < now - IntervalSet::horizon(its->terms.policy);
+    });
+  }
   trim_others(now);
 }
 
@@ -598,8 +632,8 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   const Policy& policy = its->terms.policy;
   IntervalSet set;
   if (subject.version == its->terms.version) {
-    set = IntervalSet::from(births);
-    if (set.tat(policy) < now - IntervalSet::horizon(policy)) return;
+    set = since_reset({subject.limiter.v, subject.key.v}, IntervalSet::from(births));
+    if (set.empty() || set.tat(policy) < now - IntervalSet::horizon(policy)) return;
   } else {
     // Births of an older version count at their receipt, at most a full bucket of them.
     Tokens weight;

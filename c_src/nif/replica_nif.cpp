@@ -410,6 +410,22 @@ ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM a
   return atoms.ok;
 }
 
+// replica_reset(Replica, Limiter, Key, Time, Now) -> true | false
+ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId limiter;
+  KeyHash key;
+  Nanos time, now;
+  if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], time) ||
+      !get_now(env, argv[4], now))
+    return enif_make_badarg(env);
+  machine.last = std::max(machine.last, now);
+  const bool attached = is_attached(machine);
+  if (attached) take_births(machine, machine.last);
+  const bool done = machine.replica.reset(limiter, key, time, machine.last);
+  if (attached) bring_levels(env, machine, machine.last);
+  return done ? atoms.true_ : atoms.false_;
+}
+
 // replica_attach(Replica, Pid) -> ok: the tables' births go to this replica, and Pid is told of them.
 ERL_NIF_TERM attach(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   ErlNifPid reader;
@@ -544,7 +560,7 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 14> replica_functions = {{
+const std::array<ErlNifFunc, 15> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -556,6 +572,7 @@ const std::array<ErlNifFunc, 14> replica_functions = {{
     {"replica_look", 1, guarded<with_machine<look>>, 0},
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
     {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_reset", 5, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},
     {"replica_attached", 0, guarded<attached>, 0},
     {"replica_detach", 0, guarded<detach>, 0},

@@ -178,14 +178,18 @@ ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
                           make_table_stats(env, ref.limiter->table().stats()));
 }
 
+// ok | {replicated, Number, KeyHash, NowNs}: then the replica, and the other nodes, are to be told.
 template <Form form>
 ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Registry::Ref ref;
   KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
   if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
-  Registry::reset(ref, key, clock_now_overlapped());
-  return atoms.ok;
+  const Nanos now = clock_now_overlapped();
+  Registry::reset(ref, key, now);
+  if (!ref.limiter->replicated()) return atoms.ok;
+  return enif_make_tuple4(env, atoms.replicated, enif_make_uint(env, ref.limiter->number().v),
+                          enif_make_uint64(env, key.v), enif_make_int64(env, now.v));
 }
 
 ERL_NIF_TERM key_hash(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {

@@ -87,6 +87,7 @@ struct ReplicaConfig {
   std::size_t max_keys = std::size_t{1} << 22;
   std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
   std::size_t max_claims = 1024;
+  std::size_t max_resets = std::size_t{1} << 16;
   HistoryLimits history;
 };
 
@@ -122,6 +123,10 @@ class Replica final : public Machine {
   void put_limiter(LimiterId limiter, const ReplicatedTerms& terms, Nanos now, Effects& effects);
   // Forgets a limiter and its keys.
   void drop_limiter(LimiterId limiter);
+  // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. The node
+  // that is told first tells the others: that is up to who runs the machines. False for one from the far future, or if
+  // there are more than max_resets of the last horizon.
+  bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now);
 
   // A node whose threads decide in a table of their own (admissions.hpp) tells what they admitted, then makes a step,
   // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
@@ -243,6 +248,7 @@ class Replica final : public Machine {
   void settle(const Limiter& limiter, KeyState& state, Nanos now, bool exactly = false);
   void tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool exactly = false);
   void tell_estimates(Nanos now);
+  IntervalSet since_reset(const Key& key, const IntervalSet& births) const;
   std::int64_t share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept;
   void push_if_due(const Limiter& limiter, KeyState& state, Nanos now);
   void make_due(KeyState& state, Nanos at);
@@ -356,6 +362,7 @@ class Replica final : public Machine {
   // When to look at a key for flush_after, the earliest first.
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
+  std::map<Key, Nanos> resets_;  // kept for a horizon
   bool tells_levels_ = false;
   std::vector<Level> levels_;
   std::vector<Key> estimated_;  // keys in whose told level an estimate of what is on its way counts

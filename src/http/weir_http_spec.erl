@@ -17,6 +17,10 @@
                      {<<"leaky_bucket">>, leaky_bucket}]).
 -define(SCOPES, [{<<"local">>, local}, {<<"cluster">>, cluster}, {<<"exact">>, exact}]).
 -define(ON_ERROR, [{<<"allow">>, allow}, {<<"deny">>, deny}]).
+-define(PARTITION, [{<<"open">>, open}, {<<"share">>, share}, {<<"closed">>, closed}]).
+-define(LARGE_HITS, [{<<"admit">>, admit}, {<<"claim">>, claim}]).
+%% In the order in which they are shown.
+-define(FIELDS, [rate, burst, algorithm, scope, on_error, shadow, max_keys, partition, large_hits, timeout, flush_after]).
 
 %% @doc The specification in a body. Any bytes may be given.
 -spec parse(binary()) -> {ok, map()} | {error, weir_http_error:error()}.
@@ -45,9 +49,13 @@ field(<<"scope">>) -> {scope, {word, ?SCOPES}};
 field(<<"on_error">>) -> {on_error, {word, ?ON_ERROR}};
 field(<<"shadow">>) -> {shadow, boolean};
 field(<<"max_keys">>) -> {max_keys, positive};
+field(<<"partition">>) -> {partition, {word, ?PARTITION}};
+field(<<"large_hits">>) -> {large_hits, {word, ?LARGE_HITS}};
+field(<<"timeout">>) -> {timeout, positive};
+field(<<"flush_after">>) -> {flush_after, positive};
 field(Name) ->
     Field = weir_http_error:cut(Name),
-    Known = "rate, burst, algorithm, scope, on_error, shadow and max_keys",
+    Known = lists:join(", ", [atom_to_list(Known) || Known <- ?FIELDS]),
     weir_http_error:refuse(400, bad_field, ["there is no field \"", Field, "\": there are ", Known], #{field => Field}).
 
 value(rate, [N, Unit], Name) -> {value(positive, N, <<Name/binary, "[0]">>), unit(Unit, <<Name/binary, "[1]">>)};
@@ -69,11 +77,10 @@ unit(Unit, Name) -> value({word, ?UNITS}, Unit, Name).
 wrong(Field, What) ->
     weir_http_error:refuse(400, bad_field, [Field, $\s, What], #{field => Field}).
 
-%% @doc What {@link parse/1} would make this specification of.
+%% @doc What {@link parse/1} would make this specification of. (`flush_after' that never comes is left out.)
 -spec to_json(map()) -> {[{atom(), term()}]}.
 to_json(Spec) ->
-    Order = [rate, burst, algorithm, scope, on_error, shadow, max_keys],
-    {[{Field, plain(maps:get(Field, Spec))} || Field <- Order, is_map_key(Field, Spec)]}.
+    {[{Field, plain(maps:get(Field, Spec))} || Field <- ?FIELDS, is_map_key(Field, Spec), maps:get(Field, Spec) =/= infinity]}.
 
 plain({N, Unit}) -> [N, plain(Unit)];
 plain(Value) -> Value.

@@ -101,6 +101,27 @@ TEST_CASE("who is a tenth above the rate is limited, though most nodes never rea
   CHECK(admitted(cluster, kKey) >= Tokens{kTenths * 10});
 }
 
+TEST_CASE("births before a reset count on no node that was told, later ones on all", "[replica]") {
+  Cluster cluster(3, terms(10, ms(3'600'000)));
+  Rng rng(5);
+  fill(cluster, kKey, 8, ms(10), rng);
+  const Nanos at = cluster.now();
+  for (std::uint32_t i = 0; i < 3; ++i) REQUIRE(cluster.at(i).reset(kLimiter, kKey, at, at));
+  cluster.run_for(ms(1));
+  CHECK(cluster.at(1).published(kLimiter, kKey).empty());
+  cluster.run_for(ms(50));
+  int allowed = 0;
+  for (int i = 0; i < 15; ++i) {
+    allowed += cluster.admits(static_cast<std::uint32_t>(i % 3), kKey) ? 1 : 0;
+    cluster.run_for(ms(10));
+  }
+  CHECK(allowed == 10);
+  // An older reset changes nothing, one of the far future is refused.
+  CHECK(cluster.at(0).reset(kLimiter, kKey, at - ms(5), cluster.now()));
+  CHECK_FALSE(cluster.at(0).reset(kLimiter, kKey, cluster.now() + ms(60'000), cluster.now()));
+  CHECK_FALSE(cluster.admits(0, kKey));
+}
+
 TEST_CASE("a quiet cluster sends heartbeats and nothing else", "[replica]") {
   Rng rng(9);
   Cluster cluster(5, terms(100, ms(1000)));

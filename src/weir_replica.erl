@@ -1,0 +1,324 @@
+%% @private
+%% @doc Runs this node's machine: brings it births, frames and time, and carries out what it answers.
+%%
+%% ```
+%% weir_nif's rings --- weir_births -->  +--------------+  --- frames -->  weir_peer, one a node
+%% other nodes ------- weir_frame ---->  | weir_replica |
+%% weir_members -- registered, ... --->  +--------------+  --- answers ->  who asks first (large_hits => claim)
+%% '''
+%%
+%% It waits for nobody but weir_members, when it starts. The machine is attached to the node's tables and outlives this process:
+%% while it is down decisions go on, and births wait in the rings.
+%%
+%% Frames wait in the mailbox. Past `?MAX_QUEUE' messages those of data are dropped and counted as shed, past twice as many all
+%% frames, until half of it is left: the machines repair what is missing.
+-module(weir_replica).
+
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/0, registered/1, unregistered/1, renew/0, put_limiter/1, drain/1, ask/4, reset/3, stop/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+
+-define(MAX_QUEUE, 10000).
+%% Messages between two looks at the queue's length.
+-define(LOOK_EVERY, 64).
+%% The machine is looked after at least this often, also when time was stopped or moved by a test.
+-define(MAX_SLEEP_MS, 500).
+-define(CALL_MS, 5000).
+
+-record(state, {machine :: weir_machine:machine(), self = weir_members:node_id(node()) :: weir_members:id(),
+                peers = #{} :: #{weir_members:id() => {node(), pid()}},
+                timer = none :: none | {soon | reference(), AtNs :: integer()},
+                ticket = 1 :: pos_integer(), asked = #{} :: #{Ticket :: pos_integer() => gen_server:from()},
+                handled = 0 :: non_neg_integer(), shed = none :: none | data | all}).
+
+-spec start_link() -> {ok, pid()} | {error, term()}.
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+%% A node belongs to the cluster from now on; said again, it does no harm.
+-spec registered(node()) -> ok.
+registered(Node) ->
+    gen_server:cast(?MODULE, {registered, Node}).
+
+-spec unregistered(node()) -> ok.
+unregistered(Node) ->
+    gen_server:cast(?MODULE, {unregistered, Node}).
+
+%% This node has another incarnation now: the machine starts again, and copies the others' state.
+-spec renew() -> ok.
+renew() ->
+    gen_server:cast(?MODULE, renew).
+
+%% The limiter of that name, as it stands in the registry, or is gone from there. When this process is down it will look there
+%% itself.
+-spec put_limiter(binary()) -> ok.
+put_limiter(Name) ->
+    try gen_server:call(?MODULE, {limiter, Name}, ?CALL_MS)
+    catch exit:_ -> ok
+    end.
+
+%% Sends what the others don't know, and waits until it is on its way: for so long at most.
+-spec drain(pos_integer()) -> ok.
+drain(Timeout) ->
+    try gen_server:call(?MODULE, drain, Timeout) of
+        Peers ->
+            Until = erlang:monotonic_time(millisecond) + Timeout,
+            _ = [weir_peer:flush(Peer, max(0, Until - erlang:monotonic_time(millisecond))) || Peer <- Peers],
+            ok
+    catch exit:_ -> ok
+    end.
+
+%% Asks the other nodes before so many hits are admitted; `unknown' if that takes longer.
+-spec ask(pos_integer(), weir_machine:key_hash(), pos_integer(), TimeoutMs :: pos_integer()) -> boolean() | unknown.
+ask(Limiter, KeyHash, Hits, Timeout) ->
+    try gen_server:call(?MODULE, {ask, Limiter, KeyHash, Hits}, Timeout)
+    catch exit:_ -> unknown
+    end.
+
+%% Births of the key before that time count no more, here and on all nodes that are connected. When this returns, no check
+%% here counts them.
+-spec reset(pos_integer(), weir_machine:key_hash(), TimeNs :: non_neg_integer()) -> ok.
+reset(Limiter, KeyHash, Time) ->
+    Reset = {weir_reset, 1, Limiter, KeyHash, Time},
+    _ = [erlang:send({?MODULE, Node}, Reset, [nosuspend, noconnect]) || Node <- weir_members:connected()],
+    try gen_server:call(?MODULE, Reset, ?CALL_MS)
+    catch exit:_ -> ok
+    end.
+
+%% For the end of the application: the tables are this node's own again.
+-spec stop() -> ok.
+stop() ->
+    case weir_machine:attached() of
+        {ok, _} -> weir_machine:detach();
+        none -> ok
+    end.
+
+%% ---- callbacks ----
+
+-spec init([]) -> {ok, #state{}}.
+init([]) ->
+    _ = process_flag(trap_exit, true),
+    _ = process_flag(message_queue_data, off_heap),
+    #{incarnation := Incarnation, joining := Joining} = weir_members:start(),
+    case {weir_machine:attached(), weir_members:machine()} of
+        {{ok, Machine}, Incarnation} -> {ok, taken(Machine)};
+        {_, none} -> {ok, made(Incarnation, Joining)};
+        {_, _} -> {ok, made(Incarnation, true)}
+    end.
+
+%% Who asks at this moment gets no answer in time, and decides alone.
+renewed(Incarnation, #state{peers = Peers} = State) ->
+    _ = [true = unlink(Peer) andalso exit(Peer, kill) || {_, Peer} <- maps:values(Peers)],
+    _ = cancel(State),
+    made(Incarnation, true).
+
+%% Limiters that change meanwhile are brought by the registry once the machine is attached, or found there after that.
+made(Incarnation, Joining) ->
+    Self = weir_members:node_id(node()),
+    {ok, Times} = weir_members:options(),
+    Machine = weir_machine:new(maps:merge(maps:map(fun(_, Ms) -> Ms * 1000000 end, Times),
+                                          #{self => Self, members => [Self | [Id || {_, Id} <- weir_members:others()]],
+                                            incarnation => Incarnation, joining => Joining andalso weir_members:others() =/= [],
+                                            seed => Self, start => weir_clock:now()})),
+    ok = weir_members:machine(Incarnation),
+    taken(Machine).
+
+taken(Machine) ->
+    State = #state{machine = Machine},
+    Limited = lists:foldl(fun put_limiter/2, State, weir_registry:entries()),
+    ok = attach(Machine),
+    Members = lists:foldl(fun({Node, _}, S) -> add(Node, S) end, Limited, weir_members:others()),
+    run(births, lists:foldl(fun put_limiter/2, Members, weir_registry:entries())).
+
+%% A node without a name never has others: its births are nobody's business, and cost nothing. (When it gets one, a machine is
+%% made anew.)
+attach(Machine) ->
+    case is_alive() of
+        true -> weir_machine:attach(Machine, self());
+        false -> ok
+    end.
+
+-spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}} | {noreply, #state{}}.
+handle_call({ask, Limiter, KeyHash, Hits}, From, #state{ticket = Ticket, asked = Asked} = State) ->
+    {noreply, run({ask, Ticket, Limiter, KeyHash, Hits}, State#state{ticket = Ticket + 1, asked = Asked#{Ticket => From}})};
+handle_call({limiter, Name}, _From, State) ->
+    {reply, ok, case weir_registry:entry(Name) of
+                    none -> drop(weir_limiter:number(Name), State);
+                    Entry -> put_limiter(Entry, State)
+                end};
+handle_call({weir_reset, 1, _, _, _} = Reset, _From, State) ->
+    {reply, ok, handle(Reset, State)};
+handle_call(drain, _From, #state{peers = Peers} = State) ->
+    Drained = lists:foldl(fun push/2, run(births, State), weir_registry:entries()),
+    {reply, [Peer || {_, Peer} <- maps:values(Peers)], Drained};
+handle_call(_, _From, State) ->
+    {reply, unknown, State}.
+
+-spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast({registered, Node}, State) ->
+    {noreply, add(Node, State)};
+handle_cast({unregistered, Node}, State) ->
+    {noreply, remove(Node, State)};
+handle_cast(renew, State) ->
+    #{incarnation := Incarnation} = weir_members:start(),
+    case weir_members:machine() of
+        Incarnation -> {noreply, State};
+        _ -> {noreply, renewed(Incarnation, State)}
+    end;
+handle_cast(_, State) ->
+    {noreply, State}.
+
+-spec handle_info(term(), #state{}) -> {noreply, #state{}}.
+handle_info(Message, State) ->
+    {noreply, look_at_queue(handle(Message, State))}.
+
+handle({weir_frame, 1, From, Kind, Frame}, #state{peers = Peers} = State) when is_map_key(From, Peers), is_binary(Frame) ->
+    {Node, _} = maps:get(From, Peers),
+    frame(Node, From, Kind, Frame, State);
+handle({weir_reset, 1, Limiter, KeyHash, Time}, #state{machine = Machine} = State)
+  when is_integer(Limiter), is_integer(KeyHash), is_integer(Time) ->
+    %% What another node says may be out of range; then it resets nothing.
+    _ = try weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now())
+        catch error:badarg -> false
+        end,
+    run(births, State);
+handle(weir_births, State) ->
+    run(births, State);
+handle({timeout, Timer, wake}, #state{timer = {Timer, _}} = State) ->
+    run(tick, State#state{timer = none});
+handle({soon, At}, #state{timer = {soon, At}} = State) ->
+    run(tick, max(At, weir_clock:now()), State#state{timer = none});
+handle({'EXIT', Peer, _}, #state{peers = Peers} = State) ->
+    _ = [self() ! {registered, Node} || {Node, Dead} <- maps:values(Peers), Dead =:= Peer],
+    State#state{peers = maps:filter(fun(_, {_, Pid}) -> Pid =/= Peer end, Peers)};
+handle({registered, Node}, State) ->
+    case weir_members:is_member(Node) of
+        true -> add(Node, State);
+        false -> State
+    end;
+handle(_, State) ->
+    State.
+
+frame(Node, _From, Kind, _Frame, #state{shed = Shed} = State) when Shed =:= all; Shed =:= Kind ->
+    ok = weir_members:count(Node, shed, 1),
+    State;
+frame(Node, From, _Kind, Frame, State) ->
+    ok = weir_members:heard(Node, byte_size(Frame), weir_clock:now()),
+    run({arrival, From, Frame}, State).
+
+%% ---- members, limiters ----
+
+add(Node, #state{peers = Peers, self = Self} = State) ->
+    Id = weir_members:node_id(Node),
+    case Peers of
+        #{Id := _} ->
+            run({registered, Id}, State);
+        #{} ->
+            {ok, Peer} = weir_peer:start_link(Node, Self),
+            run({registered, Id}, State#state{peers = Peers#{Id => {Node, Peer}}})
+    end.
+
+remove(Node, #state{peers = Peers} = State) ->
+    Id = weir_members:node_id(Node),
+    case maps:take(Id, Peers) of
+        {{_, Peer}, Rest} ->
+            true = unlink(Peer),
+            true = exit(Peer, kill),
+            run({unregistered, Id}, State#state{peers = Rest});
+        error ->
+            run({unregistered, Id}, State)
+    end.
+
+put_limiter(Entry, #state{machine = Machine} = State) ->
+    case weir_registry:replicated(Entry) of
+        {Id, Terms} -> execute(weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()), State);
+        none -> State
+    end.
+
+%% A change pushes what is unsent under the terms before it, and one that changes nothing does no more.
+push(Entry, #state{machine = Machine} = State) ->
+    case weir_registry:replicated(Entry) of
+        {Id, #{version := Version} = Terms} ->
+            execute(weir_machine:put_limiter(Machine, Id, Terms#{version => Version + 1}, weir_clock:now()), State);
+        none ->
+            State
+    end.
+
+drop(Id, #state{machine = Machine} = State) ->
+    ok = weir_machine:drop_limiter(Machine, Id),
+    State.
+
+%% ---- steps ----
+
+run(Event, State) ->
+    run(Event, weir_clock:now(), State).
+
+run(Event, Now, #state{machine = Machine} = State) ->
+    sleep(execute(weir_machine:step(Machine, Event, Now), State)).
+
+execute([], State) ->
+    State;
+execute([{send, To, Frame, Kind} | Effects], #state{peers = Peers} = State) ->
+    ok = send(To, Frame, Kind, Peers),
+    execute(Effects, State);
+execute([{answer, Ticket, Allowed} | Effects], #state{asked = Asked} = State) ->
+    case maps:take(Ticket, Asked) of
+        {From, Rest} ->
+            _ = gen_server:reply(From, Allowed),
+            execute(Effects, State#state{asked = Rest});
+        error ->
+            execute(Effects, State)
+    end.
+
+send([], _Frame, _Kind, _Peers) ->
+    ok;
+send([To | Others], Frame, Kind, Peers) ->
+    ok = send(To, Frame, Kind, Peers),
+    send(Others, Frame, Kind, Peers);
+send(To, Frame, Kind, Peers) ->
+    case Peers of
+        #{To := {_, Peer}} -> weir_peer:send(Peer, Kind, Frame);
+        #{} -> ok
+    end.
+
+%% An early wake-up does no harm: the timer stays while it isn't later than what the machine wants.
+%%
+%% Timers count in milliseconds, and frames may be due sooner. Waited for like that they would be a millisecond or two late,
+%% which costs at high rates; instead the machine's time goes ahead, by less than a millisecond.
+sleep(#state{machine = Machine, timer = Timer} = State) ->
+    Now = weir_clock:now(),
+    At = min(weir_machine:wake(Machine), Now + ?MAX_SLEEP_MS * 1000000),
+    case Timer of
+        {_, Set} when Set =< At ->
+            State;
+        _ when At - Now < 1000000 ->
+            _ = cancel(State),
+            self() ! {soon, At},
+            State#state{timer = {soon, At}};
+        _ ->
+            _ = cancel(State),
+            State#state{timer = {erlang:start_timer((At - Now) div 1000000, self(), wake), At}}
+    end.
+
+cancel(#state{timer = {Timer, _}}) when is_reference(Timer) -> erlang:cancel_timer(Timer);
+cancel(#state{}) -> ok.
+
+%% ---- floods ----
+
+look_at_queue(#state{handled = Handled} = State) when Handled < ?LOOK_EVERY ->
+    State#state{handled = Handled + 1};
+look_at_queue(#state{shed = Before} = State) ->
+    {message_queue_len, Length} = process_info(self(), message_queue_len),
+    Shed = shed(Length, Before),
+    Before =:= none andalso Shed =/= none andalso
+        ?LOG_WARNING(#{what => frames_shed, why => <<"more frames come from the other nodes than this one can take">>,
+                       waiting => Length}),
+    State#state{handled = 0, shed = Shed}.
+
+shed(Length, _) when Length > 2 * ?MAX_QUEUE -> all;
+shed(Length, none) when Length > ?MAX_QUEUE -> data;
+shed(Length, Before) when Length > ?MAX_QUEUE div 2 -> Before;
+shed(_, _) -> none.

@@ -1,0 +1,75 @@
+%% @private
+%% @doc How limits stand over the nodes: for {@link weir:explain/2} and metrics. Reads tables and the machine, asks no process.
+-module(weir_report).
+
+-export([explain/3, traffic/0, machine/0]).
+
+%% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
+%% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
+%% how long ago its last frame came, and how its clock stands to this one's.
+-spec explain(weir:limiter(), weir:key(), map()) -> map().
+explain(Limiter, Key, Explained) ->
+    case {spec(Limiter), weir_machine:attached()} of
+        {{Name, #{scope := cluster, partition := Partition} = Spec}, {ok, Machine}} ->
+            Of = #{scope => cluster, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine)},
+            maps:merge(Of, unsent(Machine, weir_limiter:number(Name), weir_table:key_hash(Key), Spec, Explained));
+        {{_, #{scope := cluster, partition := Partition}}, none} ->
+            #{scope => cluster, partition => Partition, nodes => #{live => 1, registered => 1}, peers => []};
+        _ ->
+            #{scope => local}
+    end.
+
+%% A limiter without a name, or deleted meanwhile, is nobody else's.
+spec(Limiter) when is_reference(Limiter) ->
+    none;
+spec(Limiter) ->
+    {ok, Name} = weir_limiter:name(Limiter),
+    case weir_registry:spec(Name) of
+        {ok, Spec} -> {Name, Spec};
+        error -> none
+    end.
+
+nodes_of(Machine) ->
+    #{live => weir_machine:live(Machine), registered => weir_machine:registered(Machine)}.
+
+%% (Keys that go by their external format have a hash that only the table knows.)
+unsent(Machine, Number, Hash, Spec, #{capacity := Capacity, level := Level}) when is_integer(Hash) ->
+    N = case Spec of
+            #{partition := open} -> weir_machine:live(Machine);
+            #{} -> weir_machine:registered(Machine)
+        end,
+    #{unsent => lists:sum([Births || {_, Births} <- weir_machine:unsent(Machine, Number, Hash)]),
+      share => max(1, max(0, Capacity - Level) div N)};
+unsent(_Machine, _Number, _Other, _Spec, _Explained) ->
+    #{}.
+
+peers(Machine) ->
+    Now = weir_clock:now(),
+    Traffic = weir_members:traffic(),
+    [maps:merge(#{node => Node, staleness_ms => staleness(Node, Traffic, Now)}, clock(weir_machine:clock(Machine, Id)))
+     || {Node, Id} <- lists:sort(weir_members:others())].
+
+staleness(Node, Traffic, Now) ->
+    case Traffic of
+        #{Node := #{heard_ns := Heard}} when Heard > 0 -> max(0, Now - Heard) div 1000000;
+        #{} -> infinity
+    end.
+
+clock(unknown) -> #{};
+clock({Offset, RoundTrip}) -> #{clock_offset_ns => Offset, round_trip_ns => RoundTrip}.
+
+%% Frames and bytes of each other node.
+-spec traffic() -> [{Node :: binary(), #{atom() => non_neg_integer()}}].
+traffic() ->
+    [{atom_to_binary(Node), Traffic} || {Node, Traffic} <- lists:sort(maps:to_list(weir_members:traffic()))].
+
+%% What the machine counted, and the nodes that it knows.
+-spec machine() -> #{atom() => non_neg_integer()} | none.
+machine() ->
+    case weir_machine:attached() of
+        {ok, Machine} ->
+            #{live := Live, registered := Registered} = nodes_of(Machine),
+            (weir_machine:stats(Machine))#{live => Live, registered => Registered};
+        none ->
+            none
+    end.
