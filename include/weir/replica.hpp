@@ -288,7 +288,7 @@ class Replica final : public Machine {
   void collect(Nanos now);
   void measure() noexcept;
 
-  // replica_repair.cpp: gaps, vectors, chunks, copies
+  // replica_repair.cpp: gaps, vectors, chunks
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
   void repair(Nanos now, Effects& effects);
   Peer* whom_to_ask(const Origin& origin, Nanos now);
@@ -303,6 +303,8 @@ class Replica final : public Machine {
   void send_digest(Nanos now, Effects& effects);
   void news(Nanos now, bool of_members = false) noexcept;
   void apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects);
+
+  // replica_copies.cpp: what is in no log any more
   void start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects);
   const Peer* choose_donor() const;
   void ask_for_copy(Nanos now, Effects& effects);
