@@ -132,8 +132,7 @@ void History::for_each_record(const std::function<void(std::uint64_t, std::span<
 
 std::size_t History::held() const noexcept {
   std::size_t bytes = log_.held();
-  for (const auto& [seq, record] : pinned_)
-    bytes += record.capacity() + 4 * sizeof(void*) + sizeof(seq) + sizeof(record);
+  for (const auto& pin : pinned_) bytes += pin.second.capacity() + 4 * sizeof(void*) + sizeof(pin);
   for (const Piece& piece : pieces_) bytes += piece.held();
   return bytes;
 }

@@ -422,12 +422,12 @@ int main(int argc, char** argv) {
   } catch (const weir::lab::Error& error) {
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
-    std::fprintf(stderr, "weir-lab: %s\n", line.c_str());
+    static_cast<void>(std::fprintf(stderr, "weir-lab: %s\n", line.c_str()));
     return weir::lab::kMisuse;
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "weir-lab: out of memory\n");
+    static_cast<void>(std::fprintf(stderr, "weir-lab: out of memory\n"));
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "weir-lab: %s\n", error.what());
+    static_cast<void>(std::fprintf(stderr, "weir-lab: %s\n", error.what()));
   }
   return 1;
 }

@@ -18,7 +18,7 @@ class ProgressBar {
  public:
   ProgressBar(std::size_t runs, bool quiet) : done_(runs, 0), shown_(!quiet && isatty(STDERR_FILENO) != 0) {}
   ~ProgressBar() {
-    if (shown_) std::fputs("\r\x1b[K", stderr);
+    if (shown_) static_cast<void>(std::fputs("\r\x1b[K", stderr));
   }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
@@ -36,7 +36,7 @@ class ProgressBar {
     const double all = sum_ / static_cast<double>(done_.size());
     const auto filled = static_cast<std::size_t>(all * kWidth);
     const std::string bar = std::string(filled, '#') + std::string(static_cast<std::size_t>(kWidth) - filled, '.');
-    std::fprintf(stderr, "\r[%s] %3.0f %%", bar.c_str(), all * 100);
+    static_cast<void>(std::fprintf(stderr, "\r[%s] %3.0f %%", bar.c_str(), all * 100));
   }
 
  private:

@@ -259,7 +259,7 @@ ERL_NIF_TERM make_effects(ErlNifEnv* env, const Effects& effects) {
 
 // Steps.
 
-bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) noexcept {
+bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
   if (term == atoms.tick || term == atoms.births) {  // births come before any step
     event = Tick{};
     return true;
