@@ -166,7 +166,8 @@ case ${1:-run} in
   kill)
     running
     is_node "${2:-}" || fail "which node? scripts/cluster.sh kill 3"
-    eval_on "$2" "erpc:cast(Node, erlang, halt, [137, [{flush, false}]]), timer:sleep(100)" || :
+    eval_on "$2" "erlang:monitor_node(Node, true), erpc:cast(Node, erlang, halt, [137, [{flush, false}]]),
+      receive {nodedown, Node} -> ok after 5000 -> halt(1) end" || :
     say "node $2 is gone"
     ;;
   start)
@@ -198,11 +199,7 @@ case ${1:-run} in
     running
     for a in $(all); do
       answers "$a" || continue
-      names=
-      for b in $(all); do
-        [ "$b" = "$a" ] || names="$names${names:+, }'$(name_of "$b")'"
-      done
-      eval_on "$a" "[On(erlang, set_cookie, [Other, '$(cat "$cookie_file")']) || Other <- [$names]]" || :
+      eval_on "$a" "[On(erlang, set_cookie, [Other, '$(cat "$cookie_file")']) || Other <- $(others "$a" "$a")]" || :
     done
     say "the cuts are mended; the nodes find each other again within seconds"
     ;;

@@ -205,7 +205,7 @@ Tokens Replica::on_the_way(Tokens capacity, const KeyState& state, Nanos now) co
 
 bool Replica::admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const {
   const ReplicatedTerms& terms = limiter.terms;
-  if (terms.partition == Partition::closed && 2 * live() <= registered()) return false;
+  if (terms.partition == Partition::closed && minority()) return false;
   if (hits > terms.policy.capacity) return false;
   Tokens asked = hits + claimed_by_others(limiter.id, key);
   if (state == nullptr) return asked <= terms.policy.capacity;

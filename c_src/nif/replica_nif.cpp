@@ -331,6 +331,17 @@ void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now) {
   if (machine.rescan || !replication.births.empty()) wake_reader(env);
 }
 
+// action(the replica, the time) between the two.
+template <class Action>
+auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) {
+  machine.last = std::max(machine.last, now);
+  const bool attached = is_attached(machine);
+  if (attached) take_births(machine, machine.last);
+  auto result = action(machine.replica, machine.last);
+  if (attached) bring_levels(env, machine, machine.last);
+  return result;
+}
+
 bool long_step(const Event& event, const Machine& machine, bool births) noexcept {
   const Replica& replica = machine.replica;
   if (machine.rescan) return true;
@@ -354,13 +365,12 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
     const Locked lock(*machine, dirty);
     if (lock) machine->last = std::max(machine->last, now);
     if (lock && (dirty || !long_step(event, *machine, argv[1] == atoms.births))) {
-      const bool attached = is_attached(*machine);
       machine->effects.clear();
-      if (attached) take_births(*machine, machine->last);
-      machine->replica.step(event, machine->last, machine->effects);
-      if (attached) bring_levels(env, *machine, machine->last);
       if (!dirty) enif_consume_timeslice(env, kStepTimeslice);
-      return make_effects(env, machine->effects);
+      return between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
+        replica.step(event, time, machine->effects);
+        return make_effects(env, machine->effects);
+      });
     }
   }
   return enif_schedule_nif(env, "replica_step", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<step>, argc, argv);
@@ -393,13 +403,12 @@ ERL_NIF_TERM put_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM ar
   Nanos now;
   if (!get_limiter_id(env, argv[1], id) || !get_terms(env, argv[2], terms) || !get_now(env, argv[3], now))
     return enif_make_badarg(env);
-  machine.last = std::max(machine.last, now);
   machine.effects.clear();
-  const bool attached = is_attached(machine);
-  if (attached) take_births(machine, machine.last);  // of the terms before
-  machine.replica.put_limiter(id, terms, machine.last, machine.effects);
-  if (attached) bring_levels(env, machine, machine.last);
-  return make_effects(env, machine.effects);
+  // The births that come first are of the terms before.
+  return between_tables(env, machine, now, [&](Replica& replica, Nanos time) {
+    replica.put_limiter(id, terms, time, machine.effects);
+    return make_effects(env, machine.effects);
+  });
 }
 
 // replica_drop_limiter(Replica, Id) -> ok. Dirty, as it looks at all keys.
@@ -418,12 +427,9 @@ ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) 
   if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], time) ||
       !get_now(env, argv[4], now))
     return enif_make_badarg(env);
-  machine.last = std::max(machine.last, now);
-  const bool attached = is_attached(machine);
-  if (attached) take_births(machine, machine.last);
-  const bool done = machine.replica.reset(limiter, key, time, machine.last);
-  if (attached) bring_levels(env, machine, machine.last);
-  return done ? atoms.true_ : atoms.false_;
+  return between_tables(env, machine, now, [&](Replica& replica, Nanos at) {
+    return replica.reset(limiter, key, time, at) ? atoms.true_ : atoms.false_;
+  });
 }
 
 // replica_attach(Replica, Pid) -> ok: the tables' births go to this replica, and Pid is told of them.

@@ -70,7 +70,7 @@ class Limiter {
   bool deny_on_error() const noexcept { return (flags_.load(std::memory_order_relaxed) & kDeny) != 0; }
   bool replicated() const noexcept { return (flags_.load(std::memory_order_relaxed) & kReplicated) != 0; }
   bool claims() const noexcept { return (flags_.load(std::memory_order_relaxed) & kClaims) != 0; }
-  // Denies all that comes, for now.
+  // Denies all that comes, as long as this side of a partition is the smaller one.
   bool halted() const noexcept {
     return (flags_.load(std::memory_order_relaxed) & kClosed) != 0 &&
            replication_.minority.load(std::memory_order_relaxed);

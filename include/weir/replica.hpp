@@ -83,7 +83,6 @@ struct ReplicaConfig {
   Nanos future_bound{10'000'000'000};  // births further ahead put their origin into quarantine
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
-  bool tells_levels = false;     // keeps levels for take_levels()
   std::size_t max_keys = std::size_t{1} << 22;
   std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
   std::size_t max_claims = 1024;
