@@ -76,5 +76,14 @@ suites=$(echo "${SUITES:-}" | tr ' ' ',')
 rebar3 ct --readable=compact ${suites:+--suite="$suites"} 2>&1 </dev/null | tee "$logs/ct.txt"
 count_ct "${PIPESTATUS[0]}" "$logs/ct.txt"
 
+# What failed, once more: above it stands among all that ran.
+failures() {
+  sed 's/\x1b\[[0-9;]*m//g' "$logs/catch2.txt" "$logs/ct.txt" 2>/dev/null |
+    grep -aE -A 6 '(==> [a-z_0-9]+: (FAILED|SKIPPED)|: FAILED:)' | cut -c 1-300 | head -n 60
+}
+if [ "$failed" -gt 0 ]; then
+  say "what failed"
+  failures
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
