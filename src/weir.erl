@@ -120,7 +120,8 @@ reset(Limiter, Key) ->
 %% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and `tat_ns'
 %% (theoretical arrival time: Unix time at which the bucket is full), `now_ns', and the limiter's `table': keys held and
 %% at most, bytes, and what was evicted. Of `scope => cluster' also what weir_report:explain/3 says: tokens of this
-%% node that the others don't know yet, how many it may have of these, and how it stands with the other nodes.
+%% node that the others don't know yet, how many it may have of these, what may be and was admitted beyond the capacity, and
+%% how it stands with the other nodes.
 -spec explain(limiter(), key()) -> map().
 explain(Limiter, Key) ->
     case weir_table:explain(Limiter, Key) of

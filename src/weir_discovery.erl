@@ -29,8 +29,9 @@
 -type next() :: Ms :: pos_integer() | infinity | backoff.
 -type answer(State) :: {ok, [Name :: binary() | string() | atom()], next(), State} | {error, Message :: term(), next(), State}.
 %% `error' is the last one, with Unix time in milliseconds, until a lookup succeeds. `atoms' were made of names found since the
-%% VM started. The four counts grow; the rest says how it is now.
--type status() :: #{method := atom(), found := [node()], connected := [node()],
+%% VM started; `untried' are found and neither connected nor have they failed to be. The four counts grow; the rest says how it is
+%% now.
+-type status() :: #{method := atom(), found := [node()], connected := [node()], untried := non_neg_integer(),
                     refused := weir_discovery_names:refused(), error := none | {Message :: binary(), AtMs :: non_neg_integer()},
                     lookups := non_neg_integer(), failed_lookups := non_neg_integer(),
                     attempts := non_neg_integer(), failed_attempts := non_neg_integer(), atoms := non_neg_integer()}.
@@ -76,7 +77,7 @@
 status() ->
     try gen_server:call(?MODULE, status)
     catch exit:{noproc, _} ->
-        #{method => none, found => [], connected => [], refused => #{}, error => none, lookups => 0, failed_lookups => 0,
+        #{method => none, found => [], connected => [], untried => 0, refused => #{}, error => none, lookups => 0, failed_lookups => 0,
           attempts => 0, failed_attempts => 0, atoms => weir_discovery_names:atoms_made()}
     end.
 
@@ -144,6 +145,7 @@ find(_Module, {error, _} = Error) -> Error.
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call(status, _From, #state{method = Method, targets = Targets, refused = Refused, error = Error, counts = Counts} = State) ->
     Status = #{method => Method, found => lists:sort(maps:keys(Targets)), connected => nodes_in(connected, Targets),
+               untried => length([Is || #target{state = Is, failures = 0} <- maps:values(Targets), Is =:= due orelse Is =:= connecting]),
                refused => Refused, error => Error, atoms => weir_discovery_names:atoms_made()},
     {reply, maps:merge(Status, Counts), State};
 handle_call(_, _From, State) ->

@@ -18,9 +18,10 @@
 
 -export([new/1, put_limiter/4, drop_limiter/2, reset/5, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
--export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2]).
+-export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2,
+         overshoot/4, most_exceeded/2]).
 
--export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, ns/0]).
+-export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, overshoot/0, ns/0]).
 
 -opaque machine() :: reference().
 -type ns() :: non_neg_integer().
@@ -42,6 +43,9 @@
 -type terms() :: #{capacity := pos_integer(), interval_ns := pos_integer(), version => pos_integer(),
                    partition => open | share | closed, large_hits => admit | claim,
                    flush_after => ns(), claim_timeout => ns()}.
+
+%% Tokens.
+-type overshoot() :: #{expected := non_neg_integer(), worst := non_neg_integer(), exceeded := non_neg_integer()}.
 
 %% Name, the least that it may be, and its default: in the order in which the NIF expects them.
 -define(TIMES, [{gossip_interval, 1000000, 300000000}, {heartbeat_interval, 1000000, 500000000},
@@ -230,6 +234,22 @@ look(Place, Machine) ->
 -spec clock(machine(), node_id()) -> {OffsetNs :: integer(), RoundTripNs :: integer()} | unknown.
 clock(Machine, Peer) ->
     checked(fun() -> weir_nif:replica_clock(reference(Machine), within(node, Peer, 0, ?WORD)) end).
+
+%% @doc How far the key may be admitted beyond its capacity at this moment, and is (replica.hpp says what each number means).
+-spec overshoot(machine(), limiter_id(), key_hash(), NowNs :: non_neg_integer()) -> overshoot().
+overshoot(Machine, Limiter, Key, Now) ->
+    named(checked(fun() ->
+                          weir_nif:replica_overshoot(reference(Machine), within(limiter, Limiter, 0, ?WORD),
+                                                     within(key_hash, Key, 1, ?LONG), within(now, Now, 0, ?NOW))
+                  end)).
+
+%% @doc The most that any key of the limiter exceeded its capacity, with what was expected then.
+-spec most_exceeded(machine(), limiter_id()) -> overshoot().
+most_exceeded(Machine, Limiter) ->
+    named(checked(fun() -> weir_nif:replica_most_exceeded(reference(Machine), within(limiter, Limiter, 0, ?WORD)) end)).
+
+named({Expected, Worst, Exceeded}) ->
+    #{expected => Expected, worst => Worst, exceeded => Exceeded}.
 
 %% ---- internal ----
 

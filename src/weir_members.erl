@@ -23,6 +23,7 @@
 
 -export([status/0, node_id/1]).
 -export([start_link/0, options/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1, others/0, connected/0, is_member/1, leave/0]).
+-export([ready_since/0, ready/0]).
 -export([count/3, heard/3, traffic/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -122,7 +123,8 @@ options() ->
 -spec make_table(fun(() -> weir_secret:id())) -> ok.
 make_table(SecretId) ->
     ?MODULE = ets:new(?MODULE, [named_table, public, {write_concurrency, true}, {read_concurrency, true}]),
-    true = ets:insert(?MODULE, [{secret, SecretId()}, {phase, starting}, {node, node()}]),
+    true = ets:insert(?MODULE, [{secret, SecretId()}, {phase, starting}, {node, node()},
+                                {readiness, {starting, erlang:monotonic_time(millisecond)}}]),
     ok.
 
 %% @private
@@ -168,6 +170,20 @@ machine(Incarnation) ->
 -spec is_member(node()) -> boolean().
 is_member(Node) ->
     lookup(Node) =/= none.
+
+%% @private
+%% @doc See weir_ready. (Before weir has started, and after: it starts.)
+-spec ready_since() -> {ready | starting, MonotonicMs :: integer()}.
+ready_since() ->
+    own(readiness, {starting, erlang:monotonic_time(millisecond)}).
+
+%% @private
+-spec ready() -> ok.
+ready() ->
+    _ = try ets:insert(?MODULE, {readiness, {ready, erlang:monotonic_time(millisecond)}})
+        catch error:badarg -> stopping
+        end,
+    ok.
 
 %% @private
 -spec leave() -> ok.

@@ -18,6 +18,8 @@ metrics() ->
          || Clock <- [clock()], {Name, Kind, Help, Key} <- clock_metrics()] ++
         [{Name, Kind, Help, [], [{[], maps:get(Key, Machine)}]}
          || #{} = Machine <- [weir_report:machine()], {Name, Kind, Help, Key} <- machine_metrics()] ++
+        [{Name, gauge, Help, [limiter], [{[Limiter], maps:get(Key, Most)} || {Limiter, Most} <- weir_report:exceeded()]}
+         || {Name, Help, Key} <- overshoot_metrics()] ++
         [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
          || {Name, Kind, Help, Key} <- traffic_metrics()].
 
@@ -47,6 +49,10 @@ machine_metrics() ->
      {weir_records_repaired_total, counter, <<"Records and chunks that were sent again on demand">>, repaired},
      {weir_state_copies_total, counter, <<"Copies of another node's state that were taken">>, copies},
      {weir_lost_records_total, counter, <<"Own records that were gone when a copy needed them">>, lost_own_records}].
+
+overshoot_metrics() ->
+    [{weir_overshoot_tokens, <<"The most that a key was found above its capacity when births of other nodes became known">>, exceeded},
+     {weir_overshoot_expected_tokens, <<"What arrivals and delay let expect of that at that moment">>, expected}].
 
 traffic_metrics() ->
     [{weir_peer_sent_frames_total, counter, <<"Frames sent to the node">>, sent_frames},

@@ -15,7 +15,7 @@
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
-         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2,
+         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2,
          replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
@@ -220,6 +220,12 @@ replica_stats(_Replica) -> ?NOT_LOADED.
 replica_look(_Replica) -> ?NOT_LOADED.
 -spec replica_clock(reference(), node_id()) -> {OffsetNs :: integer(), RoundTripNs :: integer()} | unknown.
 replica_clock(_Replica, _Peer) -> ?NOT_LOADED.
+-spec replica_overshoot(reference(), Limiter :: non_neg_integer(), KeyHash :: pos_integer(), NowNs :: non_neg_integer()) ->
+          {Expected :: non_neg_integer(), Worst :: non_neg_integer(), Exceeded :: non_neg_integer()}.
+replica_overshoot(_Replica, _Limiter, _KeyHash, _NowNs) -> ?NOT_LOADED.
+-spec replica_most_exceeded(reference(), Limiter :: non_neg_integer()) ->
+          {Expected :: non_neg_integer(), Worst :: non_neg_integer(), Exceeded :: non_neg_integer()}.
+replica_most_exceeded(_Replica, _Limiter) -> ?NOT_LOADED.
 
 %% Dirty: looks at all keys.
 -spec replica_drop_limiter(reference(), Limiter :: non_neg_integer()) -> ok.

@@ -2,11 +2,13 @@
 %% @doc How limits stand over the nodes: for {@link weir:explain/2} and metrics. Reads tables and the machine, asks no process.
 -module(weir_report).
 
--export([explain/3, traffic/0, machine/0]).
+-export([explain/3, traffic/0, machine/0, exceeded/0]).
 
 %% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
-%% how long ago its last frame came, and how its clock stands to this one's.
+%% how long ago its last frame came, and how its clock stands to this one's; `overshoot' how many tokens beyond the capacity may
+%% be admitted because births of other nodes are on their way (`expected': what arrives within one delay, twice, by the arrivals of
+%% the last second, `worst': if each node were asked for all that is left within one delay), and have been (`exceeded').
 -spec explain(weir:limiter(), weir:key(), map()) -> map().
 explain(Limiter, Key, Explained) ->
     case {spec(Limiter), weir_machine:attached()} of
@@ -39,7 +41,8 @@ unsent(Machine, Number, Hash, Spec, #{capacity := Capacity, level := Level}) whe
             #{} -> weir_machine:registered(Machine)
         end,
     #{unsent => lists:sum([Births || {_, Births} <- weir_machine:unsent(Machine, Number, Hash)]),
-      share => max(1, max(0, Capacity - Level) div N)};
+      share => max(1, max(0, Capacity - Level) div N),
+      overshoot => weir_machine:overshoot(Machine, Number, Hash, weir_clock:now())};
 unsent(_Machine, _Number, _Other, _Spec, _Explained) ->
     #{}.
 
@@ -62,6 +65,17 @@ clock({Offset, RoundTrip}) -> #{clock_offset_ns => Offset, round_trip_ns => Roun
 -spec traffic() -> [{Node :: binary(), #{atom() => non_neg_integer()}}].
 traffic() ->
     [{atom_to_binary(Node), Traffic} || {Node, Traffic} <- lists:sort(maps:to_list(weir_members:traffic()))].
+
+%% Of each replicated limiter, the most that any of its keys was found above the capacity, and what was expected then.
+-spec exceeded() -> [{Limiter :: binary(), weir_machine:overshoot()}].
+exceeded() ->
+    case weir_machine:attached() of
+        {ok, Machine} ->
+            [{Name, weir_machine:most_exceeded(Machine, weir_limiter:number(Name))}
+             || {Name, #{scope := Scope}, _} <- lists:sort(weir_registry:entries()), Scope =/= local];
+        none ->
+            []
+    end.
 
 %% What the machine counted, and the nodes that it knows.
 -spec machine() -> #{atom() => non_neg_integer()} | none.

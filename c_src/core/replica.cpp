@@ -85,11 +85,13 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   for (auto shadow = shadows_.begin(); shadow != shadows_.end();) {
     shadow = shadow->first.first == id.v ? shadows_.erase(shadow) : std::next(shadow);
   }
+  exceeded_.erase(id.v);
   *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
 }
 
 void Replica::drop_limiter(LimiterId id) {
   std::erase_if(limiters_, [&](const Limiter& has) { return has.id == id; });
+  exceeded_.erase(id.v);
   std::erase_if(shadows_, [&](const auto& entry) { return entry.first.first == id.v; });
   std::erase_if(resets_, [&](const auto& entry) { return entry.first.first == id.v; });
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
@@ -441,6 +443,47 @@ void Replica::publish(const Limiter& limiter, KeyState& state, const IntervalSet
   keys_.account(state.published.store(set));
 }
 
+// Overshoot.
+
+Overshoot Replica::overshoot(const Limiter& limiter, const KeyState* state, Nanos now) const {
+  const Policy& policy = limiter.terms.policy;
+  const std::int64_t beyond = (state == nullptr ? 0 : Tat(state->tat).level(policy, now).v) - policy.capacity.v;
+  Overshoot seen;
+  seen.exceeded = {std::max<std::int64_t>(0, beyond)};
+  const auto others = static_cast<std::int64_t>(live()) - 1;
+  if (others == 0) return seen;
+  seen.worst = {std::min(std::max<std::int64_t>(0, -beyond), kTimeMax.v / others) * others};
+  std::int64_t rate = 0;
+  if (state != nullptr) {
+    rate = state->own_rate.per_second(policy.capacity, now, kBurstPeriod).v +
+           state->remote_rate.per_second(policy.capacity, now, kRemotePeriod).v;
+  }
+  // So bounded, the product fits.
+  constexpr std::int64_t most = 1'000'000'000;
+  const std::int64_t within = ceil_div(std::min(rate, most) * std::min(delay_.v / 1000, most), 1'000'000);
+  seen.expected = {std::max<std::int64_t>(2, 2 * within)};
+  return seen;
+}
+
+Overshoot Replica::overshoot(LimiterId id, KeyHash key, Nanos now) const {
+  const Limiter* const its = limiter(id);
+  return its == nullptr ? Overshoot{} : overshoot(*its, const_cast<Keys&>(keys_).find(id, key), now);
+}
+
+Overshoot Replica::most_exceeded(LimiterId id) const {
+  const auto most = exceeded_.find(id.v);
+  return most == exceeded_.end() ? Overshoot{} : most->second;
+}
+
+// (What is held on behalf of an unreachable side was admitted by nobody yet.)
+void Replica::note_overshoot(const Limiter& limiter, const KeyState& state, Nanos now) {
+  if (state.tat - now <= limiter.terms.policy.capacity * limiter.terms.policy.interval) return;
+  if (shadows_.contains({limiter.id.v, state.key.v})) return;
+  const Overshoot seen = overshoot(limiter, &state, now);
+  Overshoot& most = exceeded_[limiter.id.v];
+  if (seen.exceeded > most.exceeded) most = seen;
+}
+
 // Forgetting.
 
 // False if nothing of the key can matter any more.
@@ -647,6 +690,7 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   publish(*its, state, set, now);
   if (news) state.remote_rate.count(set.weight(), policy.capacity, now, kRemotePeriod);
   settle(*its, state, now);
+  if (news) note_overshoot(*its, state, now);
   if (news && its->terms.partition == Partition::share) {
     count_for_other_side(*its, subject.key, set.intervals(), now);
   }

@@ -547,6 +547,29 @@ ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
   return enif_make_tuple2(env, enif_make_int64(env, clock->first.v), enif_make_int64(env, clock->second.v));
 }
 
+// {Expected, Worst, Exceeded}
+ERL_NIF_TERM make_overshoot(ErlNifEnv* env, const Overshoot& overshoot) {
+  return enif_make_tuple3(env, enif_make_int64(env, overshoot.expected.v), enif_make_int64(env, overshoot.worst.v),
+                          enif_make_int64(env, overshoot.exceeded.v));
+}
+
+// replica_overshoot(Replica, Limiter, Key, Now) -> {Expected, Worst, Exceeded}
+ERL_NIF_TERM overshoot(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId limiter;
+  KeyHash key;
+  Nanos now;
+  if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], now))
+    return enif_make_badarg(env);
+  return make_overshoot(env, machine.replica.overshoot(limiter, key, now));
+}
+
+// replica_most_exceeded(Replica, Limiter) -> {Expected, Worst, Exceeded}
+ERL_NIF_TERM most_exceeded(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  LimiterId limiter;
+  if (!get_limiter_id(env, argv[1], limiter)) return enif_make_badarg(env);
+  return make_overshoot(env, machine.replica.most_exceeded(limiter));
+}
+
 }  // namespace
 
 void detach_replica(State& of) noexcept {
@@ -566,7 +589,7 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 15> replica_functions = {{
+const std::array<ErlNifFunc, 17> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -577,6 +600,8 @@ const std::array<ErlNifFunc, 15> replica_functions = {{
     {"replica_held", 1, guarded<with_machine<held>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_look", 1, guarded<with_machine<look>>, 0},
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
+    {"replica_overshoot", 4, guarded<with_machine<overshoot>>, 0},
+    {"replica_most_exceeded", 2, guarded<with_machine<most_exceeded>>, 0},
     {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_reset", 5, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},

@@ -106,6 +106,16 @@ struct ReplicaStats {
   std::uint64_t absences = 0;
 };
 
+// How far a key may be admitted beyond its capacity, in tokens: because others' births are on their way, whatever their
+// number; and how far it was. What crashes and partitions add is not in it (doc/cluster.md).
+struct Overshoot {
+  // What arrives within one delay, twice: at the arrivals of the last second so much is on its way when the bucket is
+  // full, and about as much again was below the shares one delay ago. At least 2 where there are others.
+  Tokens expected;
+  Tokens worst;     // if each node were asked for all that is left within one delay
+  Tokens exceeded;  // the level is beyond the capacity by so much
+};
+
 // What a key's TAT is to be in a node's table that decides by itself: raised to this, or exactly this.
 struct Level {
   LimiterId limiter;
@@ -156,6 +166,10 @@ class Replica final : public Machine {
   std::uint64_t dropped() const noexcept { return history_.dropped(); }
   std::size_t keys() const noexcept { return keys_.size(); }
   std::size_t log_bytes() const noexcept { return history_.log_bytes(); }
+  Overshoot overshoot(LimiterId limiter, KeyHash key, Nanos now) const;
+  // The most that any key of the limiter has exceeded its capacity by when births of others became known, since the
+  // limiter was made or changed, with what was expected then.
+  Overshoot most_exceeded(LimiterId limiter) const;
   // The estimated offset of a peer's clock from this one's, and the round trip; nothing before the first echo.
   std::optional<std::pair<Nanos, Nanos>> clock_of(NodeId peer) const noexcept;
 
@@ -257,6 +271,8 @@ class Replica final : public Machine {
   void sweep(Nanos now);
   bool keep_key(KeyState& state, Nanos now);
   void publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now);
+  Overshoot overshoot(const Limiter& limiter, const KeyState* state, Nanos now) const;
+  void note_overshoot(const Limiter& limiter, const KeyState& state, Nanos now);
 
   void arrival(const Arrival& arrival, Nanos now, Effects& effects);
   void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
@@ -363,7 +379,8 @@ class Replica final : public Machine {
   // When to look at a key for flush_after, the earliest first.
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
-  std::map<Key, Nanos> resets_;  // kept for a horizon
+  std::map<Key, Nanos> resets_;                  // kept for a horizon
+  std::map<std::uint32_t, Overshoot> exceeded_;  // see most_exceeded
   bool tells_levels_ = false;
   std::vector<Level> levels_;
   std::vector<Key> estimated_;  // keys in whose told level an estimate of what is on its way counts

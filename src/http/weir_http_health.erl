@@ -1,4 +1,5 @@
-%% @doc `GET /healthz': 200 while this node decides. It asks the limiters, so a node whose tables are gone answers 500.
+%% @doc `GET /healthz': 200 while this node decides. It asks the limiters, so a node whose tables are gone answers 500; one that
+%% has just started and does not know yet what the others know answers 503.
 -module(weir_http_health).
 
 -behaviour(cowboy_handler).
@@ -12,7 +13,14 @@ init(Req, State) ->
 
 health(_Req) ->
     Limiters = maps:size(weir:limiters()),
-    {200, weir_http_request:json(), weir_http_json:encode({[{status, ok}, {version, version()}, {limiters, Limiters}]})}.
+    About = [{version, version()}, {limiters, Limiters}],
+    case weir_ready:check() of
+        ready -> answer(200, #{}, [{status, ok} | About]);
+        {wait, Why} -> answer(503, #{<<"retry-after">> => <<"1">>}, [{status, starting}, {waits_for, Why} | About])
+    end.
+
+answer(Status, Fields, Body) ->
+    {Status, maps:merge(weir_http_request:json(), Fields), weir_http_json:encode({Body})}.
 
 version() ->
     case application:get_key(weir, vsn) of

@@ -134,6 +134,56 @@ TEST_CASE("a quiet cluster sends heartbeats and nothing else", "[replica]") {
   CHECK(cluster.sent[Traffic::heartbeat].frames > 0);
 }
 
+TEST_CASE("how far a key may exceed its capacity is stated, and how far it did is seen", "[replica]") {
+  Cluster cluster(3, terms(100, ms(100'000)));
+  cluster.network.delay = ms(50);
+  cluster.run_for(ms(3000));  // the delay is measured
+  const auto at = [&](std::uint32_t node) { return cluster.at(node).overshoot(kLimiter, kKey, cluster.now()); };
+  CHECK(at(0).expected == Tokens{2});
+  CHECK(at(0).worst == Tokens{200});
+  CHECK(at(0).exceeded == Tokens{0});
+  // Within one delay, each is asked for all.
+  for (std::uint32_t i = 0; i < 3; ++i) REQUIRE(cluster.admits(i, kKey, {100}));
+  CHECK(at(0).worst == Tokens{0});
+  CHECK(at(0).exceeded == Tokens{0});
+  cluster.run_for(ms(200));
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    CHECK(at(i).exceeded == Tokens{200});
+    CHECK(cluster.at(i).most_exceeded(kLimiter).exceeded == Tokens{200});
+  }
+  // It comes back; the most is kept, until the limiter changes.
+  cluster.run_for(ms(10'000'000));
+  CHECK(at(0).exceeded == Tokens{100});
+  CHECK(cluster.at(0).most_exceeded(kLimiter).exceeded == Tokens{200});
+  ReplicatedTerms changed = terms(200, ms(100'000));
+  changed.version = 2;
+  Effects effects;
+  cluster.at(0).put_limiter(kLimiter, changed, cluster.now(), effects);
+  CHECK(cluster.at(0).most_exceeded(kLimiter).exceeded == Tokens{0});
+  CHECK(Cluster(1, terms(100, ms(1000))).at(0).overshoot(kLimiter, kKey, cluster.now()).worst == Tokens{0});
+}
+
+TEST_CASE("at steady arrivals, what exceeds the capacity is within what is expected", "[replica]") {
+  // 1000 tokens a second over 5 nodes, 30 ms apart: 30 come within one delay.
+  Cluster cluster(5, terms(1000, ms(100'000)));
+  cluster.network.delay = ms(30);
+  cluster.run_for(ms(3000));
+  for (std::uint32_t i = 0; i < 2000; ++i) {
+    cluster.ask(i * 7 % 5, kKey);
+    cluster.run_for(ms(1));
+  }
+  cluster.run_for(ms(1000));
+  const std::int64_t exceeded = admitted(cluster, kKey).v - 1000;
+  CHECK(exceeded > 2);
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    const Overshoot most = cluster.at(i).most_exceeded(kLimiter);
+    CAPTURE(i, exceeded, most.exceeded.v, most.expected.v);
+    CHECK(most.exceeded == Tokens{exceeded});
+    CHECK(most.exceeded <= most.expected);
+    CHECK(most.expected <= Tokens{90});  // 60, and what the rate's window adds
+  }
+}
+
 TEST_CASE("after a partition both sides hold the union", "[replica]") {
   Rng rng(10);
   Cluster cluster(6, terms(500, ms(1000)));
