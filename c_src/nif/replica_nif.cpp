@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "clock.hpp"
 #include "term.hpp"
 #include "weir/replica.hpp"
 
@@ -305,7 +306,9 @@ void rescan(Machine& machine, Nanos now) {
   });
   // Births before the look at the tables are not lost: they come before the comparison.
   state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
-  for (const Level& level : seen) machine.replica.catch_up(level.limiter, level.key, level.tat, now);
+  // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
+  const Nanos later = std::max(now, clock_now());
+  for (const Level& level : seen) machine.replica.catch_up(level.limiter, level.key, level.tat, later);
 }
 
 // Before a step of the attached replica: the births of the tables.
