@@ -54,6 +54,8 @@ lib:catch2 catch2
 cmd:mix elixir
 cmd:dnsmasq dnsmasq-base
 cmd:etcd etcd-server
+cmd:faketime faketime
+cmd:openssl openssl
 END
   esac
   case $target in check | long) cat <<'END' ;;

@@ -9,6 +9,7 @@
 # Environment
 #   FUZZ_SECONDS   for each fuzzer (10; long: 600)       CLOCK_SECONDS  for the clock (5; long: 60)
 #   WEIR_CASES     cases of each property (long: 10000)  WEIR_JOBS      parallel compilers (one a core)
+#   WEIR_ROUNDS    of several faults at once on nodes (3; long: 50)
 #   TSAN_TESTS     the Catch2 tests to run under ThreadSanitizer ([threads])
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -115,7 +116,7 @@ check_nif_asan() {
   WEIR_CMAKE_ARGS="-DWEIR_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo" WEIR_NIF_OUT=$lib/priv sh c_src/build.sh
   local suites
   suites=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
-             ! -name weir_discovery_SUITE.erl \
+             ! -name weir_discovery_SUITE.erl ! -name weir_nemesis_SUITE.erl ! -name weir_tls_SUITE.erl \
              -exec basename {} .erl \; | sort | tr '\n' ' ')
   ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD=$(gcc -print-file-name=libasan.so) WEIR_SUITES=$suites \
     erl -noshell -pa "$lib/ebin" -eval '
@@ -129,7 +130,7 @@ names=("$@")
 if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
-  export WEIR_CASES=${WEIR_CASES:-10000} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
+  export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-50} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
   names=("${all[@]}" clock aarch64 nif_asan)
 fi
 

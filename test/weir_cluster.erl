@@ -8,7 +8,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 %% Nodes.
--export([start/1, start/2, add/2, add/3, stop/1, stop_node/1, kill/1, suspend/1, resume/1, restart/2, node_of/1, call/4, eval/2]).
+-export([start/1, start/2, add/2, add/3, stop/1, stop_node/1, kill/1, terminate/1, suspend/1, resume/1, restart/2, options/2,
+         node_of/1, call/4, eval/2]).
 %% Links.
 -export([join/1, join/2, cut/2, heal/2, see_each_other/1]).
 %% Deciding.
@@ -30,7 +31,7 @@
 start(Count) ->
     start(Count, #{}).
 
-%% Options: env (weir's), args (the VM's), cookie, weir (false: not started).
+%% Options: env (weir's), args (the VM's), os_env (the process'), connect_all, cookie, weir (false: not started).
 start(Count, Options) ->
     Peers = [one(peer:random_name("weir" ++ integer_to_list(I)), Options) || I <- lists:seq(1, Count)],
     maps:get(weir, Options, true) andalso join(Peers),
@@ -50,7 +51,9 @@ one(Name, Options) ->
     Args = maps:get(args, Options, ["-kernel", "dist_auto_connect", "never", "prevent_overlapping_partitions", "false"]),
     {ok, Control, Node} =
         peer:start(#{name => Name, host => "127.0.0.1", longnames => true, connection => standard_io,
-                     args => ["-setcookie", maps:get(cookie, Options, ?COOKIE), "-connect_all", "false",
+                     env => maps:get(os_env, Options, []),
+                     args => ["-setcookie", maps:get(cookie, Options, ?COOKIE),
+                              "-connect_all", atom_to_list(maps:get(connect_all, Options, false)),
                               "-kernel", "logger_level", maps:get(log, Options, "critical")]
                          ++ Args ++ lists:append([["-pa", P] || P <- weir_test:code_paths()])}),
     Peer = #peer{name = Name, node = Node, control = Control, args = Options,
@@ -72,9 +75,16 @@ stop_node(#peer{control = Control}) ->
     ok.
 
 %% As the kernel's out-of-memory killer does it.
-kill(#peer{os_pid = Pid, control = Control}) ->
+kill(Peer) ->
+    end_by("KILL", Peer).
+
+%% As who stops a service does it: the VM stops its applications in order.
+terminate(Peer) ->
+    end_by("TERM", Peer).
+
+end_by(Signal, #peer{os_pid = Pid, control = Control}) ->
     Monitor = monitor(process, Control),
-    _ = os:cmd("kill -9 " ++ Pid),
+    _ = os:cmd("kill -" ++ Signal ++ " " ++ Pid),
     receive {'DOWN', Monitor, _, _, _} -> ok end.
 
 %% Stopped by the system: it neither reads nor ends.
@@ -87,6 +97,9 @@ resume(#peer{os_pid = Pid}) ->
 %% A node of the same name, connected to the others as weir starts.
 restart(#peer{name = Name, args = Options}, Others) ->
     add(Others, Name, Options).
+
+%% The options that it is to be restarted with.
+options(Peer, Options) -> Peer#peer{args = Options}.
 
 node_of(#peer{node = Node}) -> Node.
 
@@ -189,9 +202,8 @@ os_pid() -> os:getpid().
 
 %% What must not grow.
 counts() ->
-    #{atoms => erlang:system_info(atom_count), processes => erlang:system_info(process_count),
-      ets => ets:info(weir_members, size), state => held()}.
-
-held() ->
     {ok, Machine} = weir_machine:attached(),
-    maps:get(state, weir_machine:held(Machine)).
+    #{atoms => erlang:system_info(atom_count), processes => erlang:system_info(process_count),
+      ets => ets:info(weir_members, size), tables => length(ets:all()), ports => length(erlang:ports()),
+      state => maps:get(state, weir_machine:held(Machine)), registered => weir_machine:registered(Machine),
+      origins => length(weir_machine:vector(Machine))}.

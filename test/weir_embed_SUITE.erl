@@ -8,7 +8,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([suite/0, all/0]).
--export([otp_application/1, mix_project/1]).
+-export([otp_application/1, mix_project/1, cluster_application/1]).
 
 -define(SERVER_APPS, [cowboy, cowlib, ranch, prometheus]).
 
@@ -19,7 +19,7 @@ suite() ->
     [{timetrap, {minutes, 5}}].
 
 all() ->
-    [otp_application, mix_project].
+    [otp_application, mix_project, cluster_application].
 
 otp_application(Config) ->
     Build = filename:join(?config(priv_dir, Config), "otp_app"),
@@ -46,6 +46,21 @@ mix_project(Config) ->
     {0, Output} = run(Folder, [{"ASK", Ask} | Env], "mix", ["run", "--no-compile", "-e", Elixir]),
     %% (Its sockets are not counted: mix itself holds one, by which it locks its build.)
     embeds_weir_alone(shop_ex, parse(Output)).
+
+%% Three nodes find each other and hold one limit: as many visits are welcome as one node would admit, wherever they are. (With a port
+%% mapper of their own, which ends with them, so that other nodes of those names don't matter.)
+cluster_application(Config) ->
+    Build = filename:join(?config(priv_dir, Config), "cluster_app"),
+    Folder = filename:join([root(), "examples", "cluster_app"]),
+    Port = integer_to_list(20000 + erlang:phash2(Build, 10000)),
+    Env = [{"REBAR_BASE_DIR", Build}, {"ERL_EPMD_PORT", Port}],
+    {0, Output} = run(Folder, Env, "sh", ["run.sh"]),
+    {match, Answers} = re:run(Output, "^([a-z]+)@localhost: (.*)$", [global, multiline, {capture, all_but_first, list}]),
+    ?assertEqual(["one", "three", "two", "one", "three", "two"], [Node || [Node, _] <- Answers]),
+    {Allowed, [Denied]} = lists:split(?BURST, [Answer || [_, Answer] <- Answers]),
+    ?assertEqual(lists:duplicate(?BURST, "welcome"), Allowed),
+    ?assertMatch("{come_back_in_ms," ++ _, Denied),
+    {0, _} = run(Folder, Env, "epmd", ["-kill"]).
 
 embeds_weir_alone(App, #{answers := Answers, started := Started, loaded := Loaded}) ->
     {Allowed, [Denied]} = lists:split(?BURST, Answers),

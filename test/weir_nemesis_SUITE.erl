@@ -1,0 +1,651 @@
+%% What goes wrong with nodes that limit together: real ones, processes of the system, through faults that are rare, long or many
+%% at once. (weir_cluster_SUITE has the faults one by one.) A scenario a test; each says the most that may be admitted, and why.
+%%
+%% The bounds hold however slow the machine is, because load comes in rounds: so many checks on each node at once, then a wait
+%% until all that is due has been told (`told'). At that point the unsent births of all nodes together fit into the slack, so only
+%% what one round admits can come too much:
+%%
+%%     admitted <= c + N * checks of a round,  for N nodes that hear each other
+%%
+%% A side of a partition (open) is such a set of nodes of its own, and who dies takes its unsent births along, at most slack/N.
+%% Keys have ?C tokens, and unless a test says otherwise they come back a day apart: none does during a test.
+%%
+%%   WEIR_ROUNDS     rounds of several_faults (3)
+%%   WEIR_SEED       its seed (a new one each time, which is printed)
+%% Shows R34 of doc/requirements.md.
+-module(weir_nemesis_SUITE).
+
+-include_lib("common_test/include/ct.hrl").
+-include_lib("stdlib/include/assert.hrl").
+
+-compile([export_all, nowarn_export_all]).
+
+-import(weir_cluster, [call/4, add/2, kill/1, terminate/1, suspend/1, resume/1, restart/2, cut/2, heal/2, checks/4, everywhere/4,
+                       see_each_other/1, denied_by_all/3, node_of/1, wait_until/2, members/1, machine_live/1]).
+-import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, settle/1, copying/1, at_once/2, same_limiters/1]).
+
+-define(KEY, <<"alice">>).
+-define(C, 300).
+-define(SLOW, #{rate => {?C, {?C, day}}}).
+%% Checks on a node in a round.
+-define(AT_ONCE, 5).
+%% Of a node that is cut off.
+-define(ALONE, 30).
+-define(LIGHT, ["-kernel", "dist_auto_connect", "never", "prevent_overlapping_partitions", "false",
+                "+S", "1", "+SDio", "1", "+A", "1", "+sbwt", "none"]).
+
+suite() ->
+    [{timetrap, {minutes, 4}}].
+
+all() ->
+    [{group, clocks}, {group, partitions}, {group, restarts}, {group, loads}, several_faults].
+
+groups() ->
+    [{clocks, [], [clock_steps, clock_an_hour_forth_and_back, started_an_hour_ahead, quarantine_ends]},
+     {partitions, [], [healed_by_chunks, one_side_outlasts_its_chunk, both_sides_outlast_their_chunks, limiter_changed_on_both_sides,
+                       overlapping_partitions]},
+     {restarts, [], [applications_restart_in_turn, nodes_restart_in_turn]},
+     {loads, [], [joins_under_heavy_load, large_hits_in_turn, large_hits_at_once]}].
+
+init_per_testcase(_, Config) -> Config.
+
+end_per_testcase(Case, Config) ->
+    weir_cluster_SUITE:end_per_testcase(Case, Config).
+
+%% ---- clocks
+
+%% 50 ms back and forth, while a bucket fills from which a token comes back each 100 ms. What the others see of such a step is
+%% slewed; all of it at once would be a token a bucket.
+clock_steps(_) ->
+    {[A, B, C] = Peers, Clock} = one_with_a_clock(),
+    ok = put_everywhere(Peers, login, #{rate => {10, second}, burst => ?C}),
+    Before = counts([A, B]),
+    [begin
+         Key = {step, I},
+         Start = erlang:monotonic_time(microsecond),
+         First = rounds(Peers, login, Key, 10),
+         step_clock(C, Clock, Ms),
+         Rest = rounds_until_denied(Peers, login, Key),
+         Passed = erlang:monotonic_time(microsecond) - Start,
+         %% 10 a second, and 1 % more by a clock that is slewed.
+         Refilled = ceil(Passed * 1.01 / 100000),
+         within({step, I}, ?C, ?C + Refilled + 1 + 3 * ?AT_ONCE, First + Rest),
+         agree(Peers, login, Key)
+     end || {I, Ms} <- [{1, -50}, {2, 0}, {3, 50}, {4, 0}]],
+    no_leaks(Before, #{}).
+
+%% An hour, followed at 1 %: after some seconds a node is some ten milliseconds ahead of the others, after an hour back again as much
+%% nearer. Nothing is refused for it.
+clock_an_hour_forth_and_back(_) ->
+    {[A, B, C] = Peers, Clock} = one_with_a_clock(),
+    ok = put_everywhere(Peers, login, #{rate => {10, second}, burst => ?C}),
+    Before = counts([A, B]),
+    Start = erlang:monotonic_time(microsecond),
+    First = rounds(Peers, login, ?KEY, 10),
+    step_clock(C, Clock, 3600000),
+    ?assertMatch(#{offset_ns := Behind} when Behind < -3500000000000, call(C, weir_clock, info, [])),
+    Second = rounds(Peers, login, ?KEY, 5),
+    step_clock(C, Clock, 0),
+    Rest = rounds_until_denied(Peers, login, ?KEY),
+    Passed = erlang:monotonic_time(microsecond) - Start,
+    within(hour, ?C, ?C + ceil(Passed * 1.01 / 100000) + 1 + 3 * ?AT_ONCE, First + Second + Rest),
+    agree(Peers, login, ?KEY),
+    ?assertEqual([0, 0, 0], [refused(P) || P <- Peers]),
+    no_leaks(Before, #{}).
+
+%% A node whose clock is wrong by an hour when it starts: its births lie too far ahead, so the others refuse them, and count them as
+%% refused. So it is a side of its own: twice the bucket. (Births an hour ago are no trouble: it counts those of the others.)
+%% Started with the right clock it takes part again; its earlier run is forgotten.
+started_an_hour_ahead(_) ->
+    {[A, B, C] = Peers, Clock} = one_with_a_clock(3600000),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Before = counts([A, B]),
+    Ahead = admitted_ahead(C, [A, B]),
+    Right = rounds_until_denied([A, B], login, ?KEY),
+    More = lists:sum(everywhere(Peers, login, ?KEY, ?C)),
+    within(ahead, ?C, 2 * ?C + 3 * ?AT_ONCE, Ahead + Right + More),
+    [wait_until(offset, fun() -> clock_offset(P, C) > 3590000000000 end) || P <- [A, B]],
+    set_clock(Clock, 0),
+    terminate(C),
+    New = keep(restart(C, [A, B])),
+    All = [A, B, New],
+    see_each_other(All),
+    wait_until(copied, fun() -> not copying(New) end),
+    denied_by_all(All, login, ?KEY),
+    agree(All, login, ?KEY),
+    Refused = refused(A),
+    within(bob, ?C, ?C + 3 * ?AT_ONCE, rounds_until_denied(All, login, <<"bob">>)),
+    agree(All, login, <<"bob">>),
+    ?assertEqual(Refused, refused(A)),
+    no_leaks(Before, #{origins => 1}).
+
+%% Ten seconds ahead is the bound. A node just past it is in quarantine, and when its clock is back within the bound what was refused
+%% is repaired: nothing is missing.
+quarantine_ends(_) ->
+    {[A, B, C] = Peers, Clock} = one_with_a_clock(10050),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Before = counts([A, B]),
+    Ahead = admitted_ahead(C, [A, B]),
+    step_clock(C, Clock, 5000),
+    Rest = rounds_until_denied([A, B], login, ?KEY),
+    within(quarantine, ?C, 2 * ?C + 3 * ?AT_ONCE, Ahead + Rest),
+    agree(Peers, login, ?KEY),
+    [?assertEqual(Ahead + Rest, births(P, login, ?KEY)) || P <- Peers],
+    within(bob, ?C, ?C + 3 * ?AT_ONCE, rounds_until_denied(Peers, login, <<"bob">>)),
+    no_leaks(Before, #{}).
+
+%% Two thirds of the bucket, which is more than a node's share: told, and refused by all.
+admitted_ahead(Peer, Others) ->
+    Admitted = checks(Peer, login, ?KEY, 2 * ?C div 3),
+    wait_until(refused, fun() -> lists:all(fun(P) -> refused(P) > 0 end, Others) end),
+    Admitted.
+
+%% ---- partitions
+
+%% Many keys on both sides of a cut: within the limits of a chunk everything is known everywhere afterwards, to the token.
+healed_by_chunks(_) ->
+    {Peers, Before} = outlasted(3, 5000, 5000),
+    one_each(Peers, 10000),
+    ?assert(lists:sum([stat(chunks_applied, P) || P <- Peers]) > 0),
+    ?assertEqual([0, 0, 0], [stat(lost_own_records, P) || P <- Peers]),
+    no_leaks(Before, #{state => 10000 * 400}).
+
+%% One side's chunk grows past its limit of 16384 keys: the other side copies its state, beside its own chunk. Nothing is missing.
+one_side_outlasts_its_chunk(_) ->
+    {Peers, Before} = outlasted(3, 20000, 2000),
+    one_each(Peers, 22000),
+    ?assert(lists:sum([stat(copies, P) || P <- Peers]) > 0),
+    ?assertEqual([0, 0, 0], [stat(lost_own_records, P) || P <- Peers]),
+    no_leaks(Before, #{state => 22000 * 400}).
+
+%% Of two sides that both outlast their chunks one loses births, and says so. All agree on what is left, which is all of a side's. (In
+%% its own table the loser still counts what it admitted.)
+both_sides_outlast_their_chunks(_) ->
+    {Peers, Before} = outlasted(2, 20000, 20000),
+    [Births] = lists:usort([call(P, ?MODULE, births_of_each, [pairs, 40000]) || P <- Peers]),
+    ?assertEqual([0, 1], lists:usort(Births)),
+    {Left, Right} = lists:split(20000, Births),
+    ?assert(lists:member(lists:duplicate(20000, 1), [Left, Right])),
+    Lost = lists:sum([1 || 0 <- Births]),
+    Counted = lists:sum([stat(lost_own_records, P) || P <- Peers]),
+    ct:pal("~b keys lost, ~b records counted as lost", [Lost, Counted]),
+    ?assert(Counted >= Lost),
+    no_leaks(Before, #{state => 40000 * 400}).
+
+%% One node and the others, cut off from each other, admit a hit of so many keys each; then they heal, and come to rest in agreement.
+outlasted(Count, Left, Right) ->
+    [A | Others] = Peers = start_all(Count, #{}),
+    %% Two tokens: each hit is told at once, on each side.
+    ok = put_everywhere(Peers, pairs, #{rate => {2, {2, day}}}),
+    Before = counts(Peers),
+    cut([A], Others),
+    wait_until(noticed, fun() -> lists:all(fun(P) -> machine_live(P) < Count end, Peers) end),
+    Left = call(A, ?MODULE, ask_each, [pairs, 1, Left]),
+    Share = Right div length(Others),
+    [Share = call(P, ?MODULE, ask_each, [pairs, Left + I * Share + 1, Left + (I + 1) * Share])
+     || {I, P} <- lists:zip(lists:seq(0, length(Others) - 1), Others)],
+    heal([A], Others),
+    see_each_other(Peers),
+    wait_until(agreed, fun() -> 1 =:= length(lists:usort([call(P, ?MODULE, digest, [pairs, Left + Right]) || P <- Peers])) end),
+    settle(Peers),
+    {Peers, Before}.
+
+%% Of two tokens of each key one is used, as all count, in their tables too.
+one_each(Peers, Keys) ->
+    Ones = lists:duplicate(Keys, 1),
+    [?assertEqual(Ones, call(P, ?MODULE, births_of_each, [pairs, Keys])) || P <- Peers],
+    [wait_until(levels, fun() -> Ones =:= call(P, ?MODULE, levels, [pairs, Keys]) end) || P <- Peers].
+
+%% Another change on each side of a cut. After it one of them holds everywhere; what was used is used: each side admits at most its
+%% own burst less what was used before, and when they are together again nobody admits anything.
+limiter_changed_on_both_sides(_) ->
+    [A, B, C] = Peers = start_all(3, #{}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Used = 60,
+    Used = rounds(Peers, login, ?KEY, Used div (3 * ?AT_ONCE)),
+    %% (Those above a node's share of the slack are told; all others are too when the limiter changes.)
+    Before = counts(Peers),
+    cut([A], [B, C]),
+    wait_until(noticed, fun() -> [1, 2, 2] =:= [machine_live(P) || P <- Peers] end),
+    ok = call(A, weir, put_limiter, [login, (?SLOW)#{burst => ?C + 60}]),
+    ok = call(B, weir, put_limiter, [login, (?SLOW)#{burst => ?C + 30}]),
+    wait_until(changed, fun() -> same_limiters([B, C]) end),
+    Left = rounds_until_denied([A], login, ?KEY),
+    Right = rounds_until_denied([B, C], login, ?KEY),
+    %% A node that is cut off lacks what the others had not sent: less than a share of each, which are thirds of the slack.
+    Unsent = 2 * ?C div 3,
+    within(left, ?C + 60 - Used, ?C + 60 - Used + Unsent + ?AT_ONCE, Left),
+    within(right, ?C + 30 - Used, ?C + 30 - Used + Unsent + 2 * ?AT_ONCE, Right),
+    heal([A], [B, C]),
+    see_each_other(Peers),
+    wait_until(same, fun() -> same_limiters(Peers) end),
+    denied_by_all(Peers, login, ?KEY),
+    ?assertEqual([0, 0, 0], everywhere(Peers, login, ?KEY, 10)),
+    settle(Peers),
+    %% The debt stays: a greater burst is more for all by what exceeds what was used. (What came of the other side under its own terms
+    %% counts where it was received: as much as the bursts differ may be counted or not.)
+    ok = put_everywhere(Peers, login, (?SLOW)#{burst => 4 * ?C}),
+    wait_until(changed, fun() -> same_limiters(Peers) end),
+    More = 4 * ?C - Used - Left - Right,
+    Again = [begin settle(Peers), lists:sum(everywhere(Peers, login, ?KEY, ?AT_ONCE)) end || _ <- lists:seq(1, 4 * ?C div (3 * ?AT_ONCE))],
+    denied_by_all(Peers, login, ?KEY),
+    within(more, More, More + 60 + 3 * ?AT_ONCE, lists:sum(Again)),
+    no_leaks(Before, #{}).
+
+%% As distribution is by default: all connect to all, and global breaks up connections until no node sees another that a third one
+%% can't. Each may be alone for a time, with the whole bucket, and all find together again.
+overlapping_partitions(_) ->
+    Peers = [A, B | _] = start_all(5, #{args => ["+S", "1", "+sbwt", "none"], connect_all => true}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Before = counts(Peers),
+    cut([A], [B]),
+    %% More than the one link is lost.
+    wait_until(separated, fun() -> lists:sum([away(P) || P <- Peers]) > 2 end),
+    First = lists:sum(everywhere(Peers, login, ?KEY, ?C div 2)),
+    heal([A], [B]),
+    see_each_other(Peers),
+    Rest = rounds_until_denied(Peers, login, ?KEY),
+    within(overlapping, ?C, 5 * (?C div 2) + ?C div 2 + 5 * ?AT_ONCE, First + Rest),
+    agree(Peers, login, ?KEY),
+    no_leaks(Before, #{tables => 4}).
+
+away(Peer) ->
+    length([away || away <- maps:values(members(Peer))]).
+
+%% ---- restarts
+
+%% weir is stopped and started on one node after the other, while the others are asked all the time: nothing is lost, as who stops
+%% sends what the others don't know, and who starts is asked when it has copied their state. So c, as if nothing happened.
+applications_restart_in_turn(_) ->
+    Peers = start_all(3, #{}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Before = counts(Peers),
+    Peers = lists:reverse(in_turn(Peers, fun(P, _) ->
+                                                 ok = call(P, application, stop, [weir]),
+                                                 {ok, _} = call(P, application, ensure_all_started, [weir]),
+                                                 P
+                                         end)),
+    %% (What ran before is remembered for a minute.)
+    no_leaks(Before, #{origins => 3}).
+
+%% The same with the whole VM, ended by a signal.
+nodes_restart_in_turn(_) ->
+    Peers = start_all(3, #{}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    All = in_turn(Peers, fun(P, Others) ->
+                                 terminate(P),
+                                 keep(restart(P, Others))
+                         end),
+    [?assertEqual(3, maps:get(registered, counts_of(P))) || P <- All].
+
+in_turn(Peers, Restart) ->
+    {All, Admitted} = lists:foldl(fun(Peer, {Now, Sum}) ->
+                                          Others = Now -- [Peer],
+                                          Load = load(Others),
+                                          New = Restart(Peer, Others),
+                                          Meanwhile = loaded(Load),
+                                          see_each_other([New | Others]),
+                                          wait_until(copied, fun() -> not copying(New) end),
+                                          {[New | Others], Sum + Meanwhile + rounds([New | Others], login, ?KEY, 1)}
+                                  end, {Peers, 0}, Peers),
+    within(restarted, ?C, ?C + 3 * ?AT_ONCE, Admitted + rounds_until_denied(All, login, ?KEY)),
+    agree(All, login, ?KEY),
+    ?assertEqual([0, 0, 0], everywhere(All, login, ?KEY, 10)),
+    All.
+
+%% Rounds until told to stop, and one at least; a fifth of the bucket at most, so that something is left for the next.
+load(Peers) ->
+    Self = self(),
+    spawn_monitor(fun() -> Self ! {self(), load(Peers, rounds(Peers, login, ?KEY, 1))} end).
+
+load(Peers, Admitted) ->
+    Full = Admitted >= ?C div 5,
+    receive stop -> Admitted
+    after case Full of true -> infinity; false -> 0 end -> load(Peers, Admitted + rounds(Peers, login, ?KEY, 1))
+    end.
+
+loaded({Pid, Monitor}) ->
+    Pid ! stop,
+    receive
+        {Pid, Admitted} -> true = demonitor(Monitor, [flush]), Admitted;
+        {'DOWN', Monitor, _, _, Reason} -> error({load_ended, Reason})
+    end.
+
+%% ---- loads
+
+%% A node joins while 1500 keys are asked for all the time, 50,000 times a second, until they are used up.
+joins_under_heavy_load(_) ->
+    Keys = 1500,
+    Peers = [A | _] = start_all(3, #{}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Before = counts(Peers),
+    Start = erlang:monotonic_time(microsecond),
+    Pids = [call(P, ?MODULE, start_asking, [login, Keys, 50000 div 3]) || P <- Peers],
+    Half = Keys * ?C div 2,
+    wait_until(half, fun() -> lists:sum([N || {_, N} <- asked(Peers, Pids, asked)]) > Half end),
+    New = keep(add(Peers, #{})),
+    All = Peers ++ [New],
+    see_each_other(All),
+    wait_until(copied, fun() -> not copying(New) end),
+    Joined = [call(New, ?MODULE, start_asking, [login, Keys, 50000 div 3])],
+    wait_until(used_up, fun() -> 0 =:= call(A, ?MODULE, allowed, [login, Keys]) end),
+    Asked = asked(All, Pids ++ Joined, asked),
+    Passed = erlang:monotonic_time(microsecond) - Start,
+    Admitted = asked(All, Pids ++ Joined, stop),
+    settle(All),
+    ct:pal("~b checks a second; of ~b tokens ~b admitted",
+           [lists:sum([N || {N, _} <- Asked]) * 1000000 div Passed, Keys * ?C, lists:sum(lists:append(Admitted))]),
+    %% A key at least c, and never more than each node for itself. (Had the new node copied nothing, or counted what it copied twice,
+    %% it would have been c more of each key or less than c.) What comes too much is what is admitted within a delay, 30 a second of
+    %% a key: half of a bucket would be seconds.
+    Sums = lists:foldl(fun(Counts, Sofar) -> lists:zipwith(fun erlang:'+'/2, Counts, Sofar) end, lists:duplicate(Keys, 0), Admitted),
+    within(least, ?C, 4 * ?C, lists:min(Sums)),
+    within(most, ?C, 4 * ?C, lists:max(Sums)),
+    within(all, Keys * ?C, Keys * ?C * 3 div 2, lists:sum(Sums)),
+    [?assertEqual(0, call(P, ?MODULE, allowed, [login, Keys])) || P <- All],
+    [agree(All, login, {asked, I}) || I <- lists:seq(1, Keys, 99)],
+    no_leaks(Before, #{state => Keys * 1000, registered => 1, origins => 1, ets => 10, processes => 10}).
+
+asked(Peers, Pids, What) ->
+    [call(P, ?MODULE, tell_asking, [Pid, What]) || {P, Pid} <- lists:zip(Peers, Pids)].
+
+%% Hits from 1 to all of the bucket, one request at a time, the next when all have heard what is told of it: what others have not
+%% sent is less than (N-1)/N of the slack, so that is the most that a large hit can exceed by, once.
+large_hits_in_turn(_) ->
+    Peers = start_all(3, #{}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    Over = [begin
+                Key = {in_turn, I},
+                Sum = lists:sum([begin
+                                     Admitted = call(P, ?MODULE, ask_hits, [login, Key, I * 1000 + J, 1, ?C]),
+                                     told(Peers, login, Key),
+                                     Admitted
+                                 end || J <- lists:seq(1, 8), P <- Peers]),
+                within(Key, 1, ?C + 2 * ?C div 3, Sum),
+                Sum - ?C
+            end || I <- lists:seq(1, 10)],
+    ct:pal("large_hits => admit, 3 nodes, in turn: over c = ~b by ~w", [?C, Over]).
+
+%% The same on all nodes at the same time, 3 and 10 of them. Who admits at once may use up the bucket before it hears anything, each:
+%% N * c. Who asks first exceeds by little: hits below the share are admitted unasked, also while a claim is on its way; each of the
+%% others has at most a share of them, so all of them together what is left.
+large_hits_at_once(_) ->
+    [begin
+         Peers = start_all(N, #{args => ?LIGHT}),
+         ok = put_everywhere(Peers, admit, (?SLOW)#{large_hits => admit}),
+         ok = put_everywhere(Peers, claim, (?SLOW)#{large_hits => claim, timeout => 20000}),
+         [begin
+              Over = [all_at_once(Peers, Limiter, {at_once, I}, ?C) - ?C || I <- lists:seq(1, 8)],
+              ct:pal("large_hits => ~p, ~b nodes, at once: over c = ~b by ~w", [Limiter, N, ?C, Over]),
+              [within({Limiter, N}, 1 - ?C, Most, O) || O <- Over]
+          end || {Limiter, Most} <- [{admit, (N - 1) * ?C}, {claim, ?C}]],
+         weir_cluster_SUITE:end_per_testcase(large_hits_at_once, [])
+     end || N <- [3, 10]].
+
+all_at_once(Peers, Limiter, Key, Most) ->
+    Admitted = at_once(lists:zip(Peers, lists:seq(1, length(Peers))),
+                       fun({P, I}) -> call(P, ?MODULE, ask_hits, [Limiter, Key, erlang:phash2({Key, I}), 15, Most]) end),
+    told(Peers, Limiter, Key),
+    lists:sum(Admitted).
+
+%% ---- several faults at once
+
+%% Five nodes, two or three of which suffer something at the same time, while the others are asked; then all are well again, agree, and
+%% deny what was used up. In the end nothing is left of it.
+several_faults(_) ->
+    Seed = number("WEIR_SEED", erlang:system_time(millisecond)),
+    Rounds = number("WEIR_ROUNDS", 3),
+    ct:pal("WEIR_SEED=~b WEIR_ROUNDS=~b", [Seed, Rounds]),
+    _ = rand:seed(exsss, Seed),
+    Peers = start_all(5, #{args => ?LIGHT}),
+    ok = put_everywhere(Peers, login, ?SLOW),
+    %% (What a first round costs once is no leak.)
+    Started = faults(Peers, 0),
+    Before = counts(Started),
+    Ended = lists:foldl(fun(Round, Now) -> faults(Now, Round) end, Started, lists:seq(1, Rounds)),
+    %% Runs that are over are known for a minute: at most three a round, and 15 of a node.
+    Most = #{origins => min(3 * Rounds, 75), state => Rounds * 20000, atoms => 1000},
+    Survivors = [Counted || {{_, P} = Counted, P} <- lists:zip(Before, Ended)],
+    ct:pal("survivors: ~p", [[node_of(P) || {_, P} <- Survivors]]),
+    no_leaks(Survivors, Most),
+    [?assertEqual(5, maps:get(registered, counts_of(P))) || P <- Ended].
+
+number(Name, Default) ->
+    list_to_integer(os:getenv(Name, integer_to_list(Default))).
+
+%% The nodes afterwards, in the same order.
+faults(Peers, Round) ->
+    Key = {round, Round},
+    {Hit, Others} = lists:split(1 + rand:uniform(2), shuffled(Peers)),
+    Faults = [{random([kill, terminate, suspend, cut, flap, crash]), P} || P <- Hit],
+    ct:pal("round ~b: ~p", [Round, [{Fault, node_of(P)} || {Fault, P} <- Faults]]),
+    First = rounds(Peers, login, Key, 2),
+    [inflict(Fault, P, Peers -- [P]) || {Fault, P} <- Faults],
+    Second = rounds(Others, login, Key, 4),
+    Alone = lists:sum([checks(P, login, Key, ?ALONE) || {cut, P} <- Faults]),
+    [mend(Fault, P, Peers -- [P]) || {Fault, P} <- Faults],
+    Dead = [P || {Fault, P} <- Faults, Fault =:= kill orelse Fault =:= terminate],
+    Now = lists:foldl(fun(P, Running) -> [keep(restart(P, Running)) | Running] end, Peers -- Dead, Dead),
+    weir_cluster:join(Now),
+    wait_until(copied, fun() -> not lists:any(fun weir_cluster_SUITE:copying/1, Now) end),
+    Third = rounds_until_denied(Now, login, Key),
+    %% c; what the sides admitted beyond what the others knew; of the dead what they had not told, less than a share each.
+    Most = ?C + Alone + length(Dead) * ?C div 5 + 5 * ?AT_ONCE,
+    within({Faults, Key}, ?C, Most, First + Second + Alone + Third),
+    agree(Now, login, Key),
+    [hd([Q || Q <- Now, node_of(Q) =:= node_of(P)]) || P <- Peers].
+
+shuffled(List) ->
+    [X || {_, X} <- lists:sort([{rand:uniform(), X} || X <- List])].
+
+random(List) ->
+    lists:nth(rand:uniform(length(List)), List).
+
+inflict(kill, Peer, _) -> kill(Peer);
+inflict(terminate, Peer, _) -> terminate(Peer);
+inflict(suspend, Peer, _) -> suspend(Peer);
+inflict(cut, Peer, Others) -> refuse(Peer, Others, wrong_cookie);
+inflict(flap, Peer, Others) -> refuse(Peer, Others, wrong_cookie), refuse(Peer, Others, call(Peer, erlang, get_cookie, []));
+inflict(crash, Peer, _) ->
+    case call(Peer, weir_cluster_SUITE, pid_of, [random([weir_replica, weir_members, weir_registry, weir_peer])]) of
+        Pid when is_pid(Pid) -> call(Peer, erlang, exit, [Pid, kill]);
+        _ -> started_again_at_this_moment
+    end.
+
+mend(suspend, Peer, _) -> resume(Peer);
+mend(cut, Peer, Others) -> refuse(Peer, Others, call(Peer, erlang, get_cookie, []));
+mend(_, _, _) -> well.
+
+%% Breaks the connections of one node; the next ones need this cookie. (weir_cluster:cut/2 asks both sides, and some don't answer now.)
+refuse(Peer, Others, Cookie) ->
+    [begin
+         true = call(Peer, erlang, set_cookie, [node_of(P), Cookie]),
+         call(Peer, erlang, disconnect_node, [node_of(P)])
+     end || P <- Others].
+
+%% ---- a node with a clock of its own
+
+%% Three nodes, the last of which has a system's clock that a test can set. (Its monotonic clock is this machine's.)
+one_with_a_clock() ->
+    one_with_a_clock(0).
+
+one_with_a_clock(Ms) ->
+    File = filename:join(filename:dirname(code:which(?MODULE)), "clock-" ++ os:getpid()),
+    set_clock(File, Ms),
+    OsEnv = [{"LD_PRELOAD", libfaketime()}, {"FAKETIME_TIMESTAMP_FILE", File}, {"FAKETIME_NO_CACHE", "1"},
+             {"FAKETIME_DONT_FAKE_MONOTONIC", "1"}, {"DONT_FAKE_MONOTONIC", "1"}],
+    [A, B] = start_all(2, #{}),
+    [C] = start_all(1, #{os_env => OsEnv}),
+    weir_cluster:join([A, B, C]),
+    Off = call(C, os, system_time, [millisecond]) - os:system_time(millisecond),
+    ?assertMatch({_, Error} when abs(Error) < 60000, {Off, Off - Ms}),
+    {[A, B, C], File}.
+
+%% Where it lies differs by architecture and system.
+libfaketime() ->
+    Found = [F || Pattern <- ["/usr/lib/*/faketime", "/usr/lib64/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime"],
+                  F <- filelib:wildcard(Pattern ++ "/libfaketimeMT.so.1")],
+    ?assertMatch({[_ | _], "scripts/bootstrap.sh test brings libfaketime"}, {Found, "scripts/bootstrap.sh test brings libfaketime"}),
+    hd(Found).
+
+%% (Renamed, as it is read at any moment.)
+set_clock(File, Ms) ->
+    ok = file:write_file(File ++ ".new", io_lib:format("~s~.3f", [["+" || Ms >= 0], Ms / 1000])),
+    ok = file:rename(File ++ ".new", File).
+
+%% Waits until weir has noticed.
+step_clock(Peer, File, Ms) ->
+    #{steps := Before} = call(Peer, weir_clock, info, []),
+    set_clock(File, Ms),
+    wait_until({step, Ms}, fun() -> maps:get(steps, call(Peer, weir_clock, info, [])) > Before end).
+
+clock_offset(Peer, Other) ->
+    #{peers := Peers} = call(Peer, weir, explain, [login, ?KEY]),
+    lists:sum([Offset || #{node := Node, clock_offset_ns := Offset} <- Peers, Node =:= node_of(Other)]).
+
+%% ---- rounds
+
+%% So many checks on each node at once, again when all is told. How many were admitted.
+rounds(_Peers, _Limiter, _Key, 0) ->
+    0;
+rounds(Peers, Limiter, Key, Count) ->
+    Admitted = lists:sum(everywhere(Peers, Limiter, Key, ?AT_ONCE)),
+    told(Peers, Limiter, Key),
+    Admitted + rounds(Peers, Limiter, Key, Count - 1).
+
+%% Until a check is denied: then that node knows of c births.
+rounds_until_denied(Peers, Limiter, Key) ->
+    case rounds(Peers, Limiter, Key, 1) of
+        Admitted when Admitted < length(Peers) * ?AT_ONCE -> Admitted;
+        Admitted -> Admitted + rounds_until_denied(Peers, Limiter, Key)
+    end.
+
+%% All of these nodes know the same births, but for those below each one's share of the slack.
+told(Peers, Limiter, Key) ->
+    wait_until({told, Limiter, Key},
+               fun() ->
+                       Known = [call(P, ?MODULE, known, [Limiter, Key]) || P <- Peers],
+                       not lists:member(due, Known) andalso length(lists:usort(Known)) =:= 1
+               end).
+
+%% All of these nodes know the same births of the key.
+agree(Peers, Limiter, Key) ->
+    wait_until({agree, Limiter, Key},
+               fun() -> 1 =:= length(lists:usort([call(P, ?MODULE, published, [Limiter, Key]) || P <- Peers])) end).
+
+births(Peer, Limiter, Key) ->
+    lists:sum([N || {_, N} <- call(Peer, ?MODULE, published, [Limiter, Key]) ++ call(Peer, ?MODULE, unsent, [Limiter, Key])]).
+
+%% ---- counting
+
+within(What, Least, Most, Count) ->
+    ?assertMatch({_, _, _, N} when N >= Least andalso N =< Most, {What, Least, Most, Count}).
+
+%% (Nodes that have told nothing yet are counted as if they had.)
+counts(Peers) ->
+    [{module, ?MODULE} = call(P, code, ensure_loaded, [?MODULE]) || P <- Peers],
+    [{Counts#{origins => max(Registered, Origins)}, P}
+     || P <- Peers, #{registered := Registered, origins := Origins} = Counts <- [counts_of(P)]].
+
+counts_of(Peer) ->
+    call(Peer, weir_cluster, counts, []).
+
+%% Nothing grew by more than that since it was counted. (Machines forget by and by; atoms come with code that is loaded when first
+%% used, and two tables with OTP's look-up of host names.)
+no_leaks(Before, Most) ->
+    Allowed = maps:merge(#{atoms => 300, processes => 5, ports => 2, ets => 2, tables => 2, state => 50000, registered => 0, origins => 0},
+                         Most),
+    [try wait_until(shrunk, fun() -> [] =:= grown(Counts, P, Allowed) end)
+     catch error:{never_came_true, shrunk} -> ?assertEqual({node_of(P), []}, {node_of(P), grown(Counts, P, Allowed)})
+     end || {Counts, P} <- Before].
+
+%% By how much, what is above its limit.
+grown(Counts, Peer, Allowed) ->
+    Now = counts_of(Peer),
+    Grown = [{What, maps:get(What, Now) - maps:get(What, Counts)} || What <- maps:keys(Allowed)],
+    [{What, By} || {What, By} <- Grown, By > maps:get(What, Allowed)].
+
+stat(Name, Peer) ->
+    maps:get(Name, call(Peer, weir_report, machine, [])).
+
+refused(Peer) ->
+    stat(refused, Peer).
+
+%% ---- on the nodes
+
+%% How many births the others know, once the machine has seen all that was admitted here; `due' while some are to be sent.
+known(Limiter, Key) ->
+    try gen_server:call(weir_replica, look) of
+        _ ->
+            case weir:explain(Limiter, Key) of
+                #{level := Level, unsent := Unsent, share := Share} when Unsent < Share -> Level - Unsent;
+                #{} -> due
+            end
+    catch exit:_ -> due
+    end.
+
+published(Limiter, Key) ->
+    intervals(fun weir_machine:published/3, Limiter, Key).
+
+unsent(Limiter, Key) ->
+    intervals(fun weir_machine:unsent/3, Limiter, Key).
+
+intervals(Which, Limiter, Key) ->
+    {ok, Machine} = weir_machine:attached(),
+    {ok, Name} = weir_limiter:name(Limiter),
+    Which(Machine, weir_limiter:number(Name), weir_table:key_hash(Key)).
+
+%% One hit of each key; how many were admitted.
+ask_each(Limiter, From, To) ->
+    length([I || I <- lists:seq(From, To), element(1, weir:check(Limiter, {key, I})) =:= allow]).
+
+%% Tokens in use, by the table.
+levels(Limiter, Keys) ->
+    [maps:get(limit, D) - maps:get(remaining, D) || I <- lists:seq(1, Keys), D <- [weir:peek(Limiter, {key, I})]].
+
+%% The same by the machine.
+births_of_each(Limiter, Keys) ->
+    [lists:sum([N || {_, N} <- published(Limiter, {key, I})]) || I <- lists:seq(1, Keys)].
+
+digest(Limiter, Keys) ->
+    erlang:phash2(births_of_each(Limiter, Keys)).
+
+%% Requests of 1 to so many hits, drawn with that seed; tokens admitted.
+ask_hits(Limiter, Key, Seed, Count, Most) ->
+    _ = rand:seed(exsss, Seed),
+    lists:sum([Hits || _ <- lists:seq(1, Count), Hits <- [rand:uniform(Most)], element(1, weir:check(Limiter, Key, Hits)) =:= allow]).
+
+%% A process that asks for so many keys in turn, so many times a second.
+start_asking(Limiter, Keys, Rate) ->
+    Counts = counters:new(Keys, []),
+    spawn(fun() -> asking({Limiter, Keys, Counts, Rate, erlang:monotonic_time(millisecond)}, 0) end).
+
+asking({_, Keys, Counts, _, _} = Load, Asked) ->
+    receive
+        {From, asked} ->
+            From ! {self(), {Asked, lists:sum(counted(Keys, Counts))}},
+            asking(Load, Asked);
+        {From, stop} ->
+            From ! {self(), counted(Keys, Counts)}
+    after 5 ->
+        asking(Load, ask_what_is_due(Load, Asked))
+    end.
+
+%% (Who comes late doesn't make good for it at once.)
+ask_what_is_due({Limiter, Keys, Counts, Rate, Start}, Asked) ->
+    Due = Rate * (erlang:monotonic_time(millisecond) - Start) div 1000,
+    Last = Asked + min(Due - Asked, Rate div 50),
+    [element(1, weir:check(Limiter, {asked, 1 + I rem Keys})) =:= allow andalso counters:add(Counts, 1 + I rem Keys, 1)
+     || I <- lists:seq(Asked, Last - 1)],
+    max(Asked, Last).
+
+counted(Keys, Counts) ->
+    [counters:get(Counts, I) || I <- lists:seq(1, Keys)].
+
+tell_asking(Pid, What) ->
+    Pid ! {self(), What},
+    receive {Pid, Answer} -> Answer end.
+
+%% Of how many of these keys a hit would be admitted.
+allowed(Limiter, Keys) ->
+    length([I || I <- lists:seq(1, Keys), maps:get(allowed, weir:peek(Limiter, {asked, I}))]).
