@@ -52,15 +52,17 @@ mix_project(Config) ->
 cluster_application(Config) ->
     Build = filename:join(?config(priv_dir, Config), "cluster_app"),
     Folder = filename:join([root(), "examples", "cluster_app"]),
-    Port = integer_to_list(20000 + erlang:phash2(Build, 10000)),
-    Env = [{"REBAR_BASE_DIR", Build}, {"ERL_EPMD_PORT", Port}],
+    {ok, Socket} = gen_tcp:listen(0, [{ip, {127, 0, 0, 1}}]),
+    {ok, FreePort} = inet:port(Socket),
+    ok = gen_tcp:close(Socket),
+    Env = [{"REBAR_BASE_DIR", Build}, {"ERL_EPMD_PORT", integer_to_list(FreePort)}],
     {0, Output} = run(Folder, Env, "sh", ["run.sh"]),
     {match, Answers} = re:run(Output, "^([a-z]+)@localhost: (.*)$", [global, multiline, {capture, all_but_first, list}]),
     ?assertEqual(["one", "three", "two", "one", "three", "two"], [Node || [Node, _] <- Answers]),
     {Allowed, [Denied]} = lists:split(?BURST, [Answer || [_, Answer] <- Answers]),
     ?assertEqual(lists:duplicate(?BURST, "welcome"), Allowed),
     ?assertMatch("{come_back_in_ms," ++ _, Denied),
-    {0, _} = run(Folder, Env, "epmd", ["-kill"]).
+    {_, _} = run(Folder, Env, "epmd", ["-kill"]).
 
 embeds_weir_alone(App, #{answers := Answers, started := Started, loaded := Loaded}) ->
     {Allowed, [Denied]} = lists:split(?BURST, Answers),

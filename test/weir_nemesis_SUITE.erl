@@ -367,8 +367,8 @@ large_hits_in_turn(_) ->
     ct:pal("large_hits => admit, 3 nodes, in turn: over c = ~b by ~w", [?C, Over]).
 
 %% The same on all nodes at the same time, 3 and 10 of them. Who admits at once may use up the bucket before it hears anything, each:
-%% N * c. Who asks first exceeds by little: hits below the share are admitted unasked, also while a claim is on its way; each of the
-%% others has at most a share of them, so all of them together what is left.
+%% N * c. Who asks first exceeds by less: hits up to the share are admitted unasked, by all nodes at the same time, so that each may
+%% have admitted less than two shares before it tells, and all of them less than c too much. (0 to 80 were seen.)
 large_hits_at_once(_) ->
     [begin
          Peers = start_all(N, #{args => ?LIGHT}),
@@ -396,6 +396,7 @@ several_faults(_) ->
     Seed = number("WEIR_SEED", erlang:system_time(millisecond)),
     Rounds = number("WEIR_ROUNDS", 3),
     ct:pal("WEIR_SEED=~b WEIR_ROUNDS=~b", [Seed, Rounds]),
+    ct:timetrap({seconds, 120 + 60 * Rounds}),
     _ = rand:seed(exsss, Seed),
     Peers = start_all(5, #{args => ?LIGHT}),
     ok = put_everywhere(Peers, login, ?SLOW),

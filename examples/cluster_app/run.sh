@@ -13,6 +13,10 @@ node() {
     -pa "$build"/lib/*/ebin "$build"/checkouts/*/ebin -eval "{ok, _} = application:ensure_all_started(gate), $2."
 }
 (node two ok) &
+two=$!
 (node three ok) &
+three=$!
+trap 'kill "$two" "$three" 2>/dev/null || :' EXIT
 (node one "gate:tour(3)")
+# Told to by the first, they stop.
 wait

@@ -4,6 +4,7 @@
 
 -define(VISITOR, alice).
 -define(POLL_MS, 20).
+-define(DEADLINE_MS, 60000).
 
 -spec visit(term()) -> welcome | {come_back_in_ms, pos_integer() | infinity}.
 visit(Who) ->
@@ -30,7 +31,12 @@ told(Nodes) ->
     wait_until(fun() -> 1 =:= length(lists:usort([maps:get(remaining, erpc:call(N, weir, peek, [visits, ?VISITOR])) || N <- Nodes])) end).
 
 wait_until(Condition) ->
+    wait_until(Condition, erlang:monotonic_time(millisecond) + ?DEADLINE_MS).
+
+wait_until(Condition, Deadline) ->
     case Condition() of
         true -> ok;
-        false -> receive after ?POLL_MS -> wait_until(Condition) end
+        false ->
+            erlang:monotonic_time(millisecond) < Deadline orelse error(it_takes_too_long),
+            receive after ?POLL_MS -> wait_until(Condition, Deadline) end
     end.
