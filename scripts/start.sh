@@ -68,7 +68,10 @@ case ${1:-start} in
       *@*) ;;
       *) node=$node@$(uname -n | cut -d. -f1) ;;
     esac
-    exec "$BINDIR/erlexec" -boot "$release/start_clean" "-${name% *}" "shell$$@${node#*@}" -setcookie "$cookie" \
+    # (Distribution over TLS, doc/cluster.md: the shell speaks what the node speaks.)
+    tls=$(sed -n 's/^-\(proto_dist\|ssl_dist_optfile\)  *\([^ ]*\).*/-\1 \2/p' "$args")
+    # shellcheck disable=SC2086 # one word a flag
+    exec "$BINDIR/erlexec" -boot "$release/start_clean" "-${name% *}" "shell$$@${node#*@}" -setcookie "$cookie" $tls \
       -hidden -remsh "$node"
     ;;
   start) ;;
