@@ -34,7 +34,7 @@
 %% `joining' says that the node copies the state of another before it takes part in repair.
 -type config() :: #{self := node_id(), members := [node_id()], start := ns(),
                     neighbours => [node_id()], incarnation => pos_integer(), joining => boolean(),
-                    seed => non_neg_integer(), epoch => non_neg_integer(),
+                    seed => non_neg_integer(),
                     gossip_interval | heartbeat_interval | peer_timeout | forget_after | keep_others | future_bound
                     | coalesce_most | long_delay => ns(),
                     max_keys | pieces => pos_integer(),
@@ -53,7 +53,7 @@
                 {future_bound, 0, 10000000000}, {coalesce_most, 0, 20000000}, {long_delay, 0, 20000000}]).
 -define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024}, {log_bytes, 0, 1 bsl 20},
                  {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18}, {piece_keys, 0, 1 bsl 14}, {pieces, 1, 64}]).
--define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed, epoch]).
+-define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
                 malformed, refused, evicted_keys, forgotten_births, absences, dropped]).
@@ -77,7 +77,7 @@ create(Config) when is_map(Config) ->
     Neighbours = nodes(neighbours, Config, Members -- [Self]),
     lists:member(Self, Neighbours) andalso wrong("a node is not its own neighbour: ~b", [Self]),
     Neighbours -- Members =:= [] orelse wrong("neighbours are members; these aren't: ~0p", [Neighbours -- Members]),
-    weir_nif:replica_new({Self, integer(incarnation, Config, 1, ?LONG, 1), integer(epoch, Config, 0, ?WORD, 0)},
+    weir_nif:replica_new({Self, integer(incarnation, Config, 1, ?LONG, 1)},
                          Members, Neighbours, one_of(joining, Config, [false, true]), integer(seed, Config, 0, ?LONG, 0),
                          integer(start, Config, 0, ?NOW, required), integers(?TIMES, Config), integers(?LIMITS, Config));
 create(Config) ->

@@ -194,7 +194,7 @@ queue_size(_Queue) -> ?NOT_LOADED.
 %% frames, repair, and ticks of replicas that hold more go to a dirty scheduler.
 -spec replica_step(reference(), event(), NowNs :: non_neg_integer()) -> [effect()].
 replica_step(_Replica, _Event, _NowNs) -> ?NOT_LOADED.
--spec replica_new({node_id(), Incarnation :: pos_integer(), Epoch :: non_neg_integer()}, Members :: [node_id()],
+-spec replica_new({node_id(), Incarnation :: pos_integer()}, Members :: [node_id()],
                   Neighbours :: [node_id()], Joining :: boolean(), Seed :: non_neg_integer(), StartNs :: non_neg_integer(),
                   Times :: tuple(), Limits :: tuple()) -> reference().
 replica_new(_Self, _Members, _Neighbours, _Joining, _Seed, _StartNs, _Times, _Limits) -> ?NOT_LOADED.

@@ -25,7 +25,7 @@ enum Tag : unsigned {
   kClaimDone = 13,
   kRecord = 0x80,
 };
-enum RecordFlag : unsigned { kRelayed = 1, kTerms = 2, kSeveral = 4, kRecordFlags = 7 };
+enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
 
 constexpr std::uint64_t kTimeLimit = static_cast<std::uint64_t>(kTimeMax.v);
 
@@ -102,15 +102,11 @@ class Reader {
   FrameError error_ = FrameError::none;
 };
 
-// The terms of a subject before its key; flags say whether they are on the wire.
-void read_terms(Reader& in, Subject& subject) {
-  subject.version = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
-  subject.epoch = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
-}
-Subject read_subject(Reader& in, bool terms) {
+// A flag says whether the limiter's version is on the wire.
+Subject read_subject(Reader& in, bool versioned) {
   Subject subject;
   subject.limiter.v = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
-  if (terms) read_terms(in, subject);
+  if (versioned) subject.version = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
   subject.key.v = in.word();
   return subject;
 }
@@ -139,7 +135,7 @@ RecordItem read_record(Reader& in, unsigned tag, OriginId sender, Frame& frame) 
   item.origin = (tag & kRelayed) != 0 ? in.origin() : sender;
   item.seq = in.varint();
   if (item.seq == 0 || item.seq > kTimeLimit) in.fail(FrameError::value);
-  item.subject = read_subject(in, (tag & kTerms) != 0);
+  item.subject = read_subject(in, (tag & kVersioned) != 0);
   const std::size_t count = (tag & kSeveral) != 0 ? in.count(kIntervalCap, 2) : 1;
   if (count == 0) in.fail(FrameError::value);
   item.set = read_set(in, count, frame);
@@ -348,7 +344,6 @@ void FrameWriter::origin(const OriginId& id) {
 void FrameWriter::subject(const Subject& subject) {
   varint(subject.limiter.v);
   varint(subject.version);
-  varint(subject.epoch);
   word(subject.key.v);
 }
 
@@ -368,16 +363,13 @@ void FrameWriter::set(std::span<const Interval> intervals) {
 void FrameWriter::record(const OriginId& id, bool relayed, std::uint64_t seq, const Subject& about,
                          std::span<const Interval> births) {
   assert(!births.empty() && births.size() <= kIntervalCap);
-  const bool terms = about.version != 1 || about.epoch != 0;
+  const bool versioned = about.version != 1;
   const bool several = births.size() != 1;
-  byte(kRecord | (relayed ? kRelayed : 0u) | (terms ? kTerms : 0u) | (several ? kSeveral : 0u));
+  byte(kRecord | (relayed ? kRelayed : 0u) | (versioned ? kVersioned : 0u) | (several ? kSeveral : 0u));
   if (relayed) origin(id);
   varint(seq);
   varint(about.limiter.v);
-  if (terms) {
-    varint(about.version);
-    varint(about.epoch);
-  }
+  if (versioned) varint(about.version);
   word(about.key.v);
   if (several) varint(births.size());
   set(births);

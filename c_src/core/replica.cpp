@@ -423,7 +423,7 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
 // Numbers the unsent births of a key as one record, which is published from now on.
 void Replica::emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame) {
   const IntervalSet births = state.unsent.load();
-  const Subject subject{limiter.id, limiter.terms.version, config_.epoch, state.key};
+  const Subject subject{limiter.id, limiter.terms.version, state.key};
   const std::uint64_t seq = history_.next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
@@ -614,9 +614,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
 // Whether a record is one that this node counts, if it wasn't seen before.
 bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   const Limiter* const its = limiter(item.subject.limiter);
-  const bool known =
-      its != nullptr && item.subject.version <= its->terms.version && item.subject.epoch == config_.epoch;
-  if (!known) {
+  if (its == nullptr || item.subject.version > its->terms.version) {
     ++stats_.refused;
     return false;
   }

@@ -39,7 +39,7 @@ bool Replica::claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& 
   FrameWriter frame(self_.incarnation);
   KeyState* const state = keys_.find(ask.limiter, ask.key);
   if (state != nullptr && !state->unsent.empty()) emit(limiter, *state, now, frame);
-  const Subject subject{ask.limiter, limiter.terms.version, config_.epoch, ask.key};
+  const Subject subject{ask.limiter, limiter.terms.version, ask.key};
   frame.put(ClaimItem{made.id, subject, ask.hits, now});
   send_to_live(frame, Traffic::data, effects);
   claims_.push_back(std::move(made));
@@ -56,7 +56,7 @@ Tokens Replica::claimed_by_others(LimiterId limiter, KeyHash key) const noexcept
 
 void Replica::apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects) {
   const Limiter* const its = limiter(item.subject.limiter);
-  if (its == nullptr || item.subject.epoch != config_.epoch || item.hits > its->terms.policy.capacity) {
+  if (its == nullptr || item.hits > its->terms.policy.capacity) {
     ++stats_.refused;
     return;
   }

@@ -124,7 +124,7 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
       if (its == nullptr || state.published.empty()) return;
       IntervalSet set = state.published.load();
       set.compact(its->terms.policy, now);
-      if (!set.empty()) entries.emplace_back(Subject{state.limiter, its->terms.version, config_.epoch, state.key}, set);
+      if (!set.empty()) entries.emplace_back(Subject{state.limiter, its->terms.version, state.key}, set);
     });
     std::size_t at = 0;
     head.segment = static_cast<std::uint8_t>(segment);

@@ -181,14 +181,14 @@ bool get_limits(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexce
          get_size(env, sizes[7], 1, history.pieces);
 }
 
-// replica_new({Self, Incarnation, Epoch}, Members, Neighbours, Joining, Seed, Start, Times, Limits) -> Replica
+// replica_new({Self, Incarnation}, Members, Neighbours, Joining, Seed, Start, Times, Limits) -> Replica
 ERL_NIF_TERM create(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   ReplicaConfig config;
   int arity;
   const ERL_NIF_TERM* self;
   ErlNifUInt64 incarnation, seed;
-  if (!enif_get_tuple(env, argv[0], &arity, &self) || arity != 3 || !get_node(env, self[0], config.self) ||
-      !enif_get_uint64(env, self[1], &incarnation) || incarnation == 0 || !enif_get_uint(env, self[2], &config.epoch) ||
+  if (!enif_get_tuple(env, argv[0], &arity, &self) || arity != 2 || !get_node(env, self[0], config.self) ||
+      !enif_get_uint64(env, self[1], &incarnation) || incarnation == 0 ||
       !get_nodes(env, argv[1], config.members) || !get_nodes(env, argv[2], config.neighbours) ||
       (argv[3] != atoms.true_ && argv[3] != atoms.false_) || !enif_get_uint64(env, argv[4], &seed) ||
       !get_now(env, argv[5], config.start) || !get_times(env, argv[6], config) || !get_limits(env, argv[7], config))

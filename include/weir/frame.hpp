@@ -45,11 +45,10 @@ struct OriginId {
   friend constexpr auto operator<=>(const OriginId&, const OriginId&) = default;
 };
 
-// What a key's births mean: under which limiter, in which version of it, hashed under which secret.
+// What a key's births mean: under which limiter, and in which version of it.
 struct Subject {
   LimiterId limiter;
   std::uint32_t version = 1;
-  std::uint32_t epoch = 0;
   KeyHash key;
   friend constexpr bool operator==(const Subject&, const Subject&) = default;
 };

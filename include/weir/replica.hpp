@@ -73,7 +73,6 @@ struct ReplicaConfig {
   bool joining = false;            // copies the state of a peer before it takes part in repair
   std::uint64_t seed = 0;          // spreads the nodes' timers
   Nanos start;
-  std::uint32_t epoch = 0;  // of the secret that keys are hashed under
 
   Nanos gossip_interval{300'000'000};
   Nanos heartbeat_interval{500'000'000};

@@ -24,9 +24,8 @@ Nanos draw_time(Rng& rng) { return {static_cast<std::int64_t>(draw_upto(rng, kLi
 std::uint64_t draw_seq(Rng& rng) { return 1 + draw_upto(rng, kLimit - 1); }
 OriginId draw_origin(Rng& rng) { return {{draw_half(rng)}, draw_word(rng)}; }
 Subject draw_subject(Rng& rng) {
-  Subject subject{{draw_half(rng)}, 1, 0, {draw_word(rng)}};
+  Subject subject{{draw_half(rng)}, 1, {draw_word(rng)}};
   if (chance(rng, 50)) subject.version = draw_half(rng);
-  if (chance(rng, 30)) subject.epoch = draw_half(rng);
   return subject;
 }
 Slice draw_set(Rng& rng, Frame& frame) {
@@ -208,7 +207,7 @@ std::size_t record_size(std::uint64_t seq, const Subject& subject, std::span<con
 
 // The price of every admitted birth of a small limiter, once for each peer: whoever makes it longer should know.
 TEST_CASE("an ordinary record takes 20 to 22 bytes, the frame around it 2", "[frame]") {
-  const Subject subject{{0}, 1, 0, {UINT64_MAX}};
+  const Subject subject{{0}, 1, {UINT64_MAX}};
   const std::vector<Interval> one = {{kBase, {5}}};
   const std::vector<Interval> two = {{kBase, {5}}, {kBase + Nanos{1'000'000'000}, {1}}};
   CHECK(FrameWriter(1).size() == 2);

@@ -33,7 +33,7 @@ class Logged {
 
   void emit(Nanos now, std::uint64_t key = 1, std::uint32_t version = 1, bool keep = true, Policy policy = kPolicy) {
     const std::uint64_t seq = history.next();
-    const Subject subject{{0}, version, 0, {key}};
+    const Subject subject{{0}, version, {key}};
     IntervalSet set;
     REQUIRE(set.insert(policy, {now, {1}}));
     records[seq] = record_bytes(seq, subject, set.intervals());

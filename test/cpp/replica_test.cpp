@@ -340,7 +340,7 @@ class Told {
                    std::int64_t weight = 1) {
     FrameWriter frame(origin.node.v == node ? origin.incarnation : 1);
     const Interval one{now, {weight}};
-    frame.record(origin, origin.node.v != node, seq, {kLimiter, 1, 0, key}, {&one, 1});
+    frame.record(origin, origin.node.v != node, seq, {kLimiter, 1, key}, {&one, 1});
     hear(node, frame);
   }
   void hear_beat(std::uint32_t node, std::uint64_t incarnation, std::uint64_t head = 0, std::uint64_t ack = 0) {
@@ -489,7 +489,7 @@ TEST_CASE("many claims at once don't overflow", "[replica]") {
   how.large_hits = LargeHits::claim;
   Told told(how);
   for (std::uint64_t id = 1; id <= 40; ++id) {
-    told.hear(1, 1, ClaimItem{id, {kLimiter, 1, 0, kKey}, {kSpanMax.v}, told.now});
+    told.hear(1, 1, ClaimItem{id, {kLimiter, 1, kKey}, {kSpanMax.v}, told.now});
   }
   CHECK_FALSE(told.asks(kKey));
   for (std::uint64_t id = 1; id <= 40; ++id) told.hear(1, 1, ClaimDoneItem{id});
@@ -538,7 +538,7 @@ TEST_CASE("a chunk that waited for a copy is not of a run that the copy knows to
   told.want_copy();
   FrameWriter chunk(1);
   const Interval births{told.now, {7}};
-  const Subject subject{kLimiter, 1, 0, kKey};
+  const Subject subject{kLimiter, 1, kKey};
   chunk.chunk(0, 3, 1);
   chunk.entry(subject, {&births, 1});
   told.hear(2, chunk);
@@ -556,7 +556,7 @@ TEST_CASE("a chunk that waited for a copy is not of a run that the copy knows to
 TEST_CASE("births of an older version of a limiter count in chunks and copies as in records", "[replica]") {
   // Apart under the old interval, overlapping under the new one.
   const std::vector<Interval> births = {{kBase, {2}}, {kBase + ms(10), {3}}};
-  const Subject old{kLimiter, 1, 0, kKey};
+  const Subject old{kLimiter, 1, kKey};
   ReplicatedTerms next = terms(100, ms(3'600'000));
   next.version = 2;
   Told told(terms(100, ms(1)));
@@ -610,7 +610,7 @@ TEST_CASE("segments copied at different times count every record once", "[replic
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     CopyItem head = segment_of(segment, segment == 63 ? after : before);
     if (segment == 63) head.beyond = {{{{2}, 1}, {{7, 7}}}};
-    const std::pair entry{Subject{kLimiter, 1, 0, last}, Interval{told.now, {3}}};  // 1 and 2 of node 3, 7 of node 2
+    const std::pair entry{Subject{kLimiter, 1, last}, Interval{told.now, {3}}};  // 1 and 2 of node 3, 7 of node 2
     told.hear_segment(head, 1, segment == 63 ? std::optional(entry) : std::nullopt);
   }
   REQUIRE_FALSE(told.replica.copying());
@@ -760,7 +760,7 @@ TEST_CASE("parts of a segment are taken together if they are of one answer", "[r
   Told told(terms(1000, ms(1000)), [](ReplicaConfig& config) { config.max_keys = 100; });
   told.want_copy();
   CopyItem head = segment_of(0, {{{{1}, 1}, 1000}});
-  const std::pair entry{Subject{kLimiter, 1, 0, {1}}, Interval{told.now, {3}}};
+  const std::pair entry{Subject{kLimiter, 1, {1}}, Interval{told.now, {3}}};
   const auto hear = [&](std::uint64_t answer, std::uint16_t part, bool last) {
     head.answer = answer;
     head.part = part;
@@ -812,7 +812,7 @@ TEST_CASE("what is passed on fits into a frame", "[replica]") {
   }
   FrameWriter frame(UINT64_MAX);
   for (std::uint64_t seq = 1; frame.size() < kFrameMax - 200; ++seq) {
-    frame.record({{1}, UINT64_MAX}, false, seq, {kLimiter, 1, 0, {seq << 40}}, most);
+    frame.record({{1}, UINT64_MAX}, false, seq, {kLimiter, 1, {seq << 40}}, most);
   }
   told.hear(1, frame);
   REQUIRE(told.replica.stats().records_applied > 5000);

@@ -155,10 +155,9 @@ class Peers {
     return {whose, in_.number()};
   }
   Subject subject() {
-    Subject made{limiter(), 1, 0, key()};
+    Subject made{limiter(), 1, key()};
     const unsigned what = in_.byte();
     if (what < 60) made.version = what % 8;
-    if (what == 255) made.epoch = 1;
     if (what == 254) made.key.v = 0;
     return made;
   }
