@@ -330,6 +330,43 @@ bool Registry::set_level(Ref ref, KeyHash key, Nanos tat, bool exactly, Nanos no
   return status == Status::ok;
 }
 
+void Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
+  Limiter& limiter = *ref.limiter;
+  if (before == key) return;
+  Carries& carries = limiter.replication_.carries;
+  const std::lock_guard turn(carries.turn(key));
+  Terms terms;
+  Tat level;
+  Status status = Status::stale;
+  while (status == Status::stale) {
+    terms = limiter.terms();
+    status = limiter.table_.take(ref.generation, terms, before, now, level);
+  }
+  if (status != Status::ok || level.value() <= now) return;
+  Nanos tat;
+  try {
+    while ((status = limiter.table_.add(ref.generation, terms, key, level.value() - now, now, tat)) == Status::stale) {
+      const Terms changed = limiter.terms();
+      level.change(terms.policy, changed.policy, now);
+      terms = changed;
+    }
+  } catch (const std::bad_alloc&) {
+    set_level(ref, before, level.value(), false, now);  // for the next one who comes
+    return;
+  }
+  if (status == Status::ok && limiter.replicated() && limiter.replication_.births.open())
+    carries.push({limiter.number(), before, key, tat});
+}
+
+Nanos Registry::longest_horizon() const noexcept {
+  const std::lock_guard lock(mutex_);
+  Nanos longest{0};
+  for (const auto& limiter : limiters_)
+    if (limiter->phase_ == Limiter::Phase::open)
+      longest = std::max(longest, IntervalSet::horizon(limiter->terms().policy));
+  return longest;
+}
+
 bool Registry::peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept {
   Status status = Status::stale;
   while (status == Status::stale) {

@@ -267,7 +267,11 @@ void Replica::admitted(const Admission& admission, Nanos now) {
   admit(*its, admission.key, admission.hits, std::min(admission.time, now));
   // The table didn't know all that is known here: it was evicted there, or others' births came at that moment.
   const KeyState* const state = keys_.find(admission.limiter, admission.key);
-  if (state != nullptr && state->tat > admission.tat) tell_level(*its, admission.key, now);
+  if (state == nullptr) return;
+  // While keys are carried it may also have known more: then the birth came under a hash that was carried before it, or
+  // a level was corrected without it.
+  const bool carrying = carried_at_.v != 0 && now - carried_at_ < IntervalSet::horizon(its->terms.policy);
+  if (state->tat > admission.tat || (carrying && state->tat != admission.tat)) tell_level(*its, admission.key, now);
 }
 
 void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {

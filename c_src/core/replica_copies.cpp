@@ -103,7 +103,7 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   if ((copy_ && config_.joining) || !floors_.empty()) return;
   if (now - peer.copied < kCopiesApart) return;  // asked twice
   CopyItem head;
-  head.answer = ++copies_given_;
+  head.answer = next_answer();
   head.vector = vector();
   for (const auto& [node, incarnation] : collected_) head.vector.push_back({{{node}, incarnation}, kForgotten});
   for (const Origin& origin : origins_) {
@@ -374,6 +374,13 @@ void Replica::add_others(Peer& donor, Nanos now) {
 
 void Replica::finish_copy(Nanos now, Effects& effects) {
   if (donor_is_unfit(now)) return;
+  const auto answer = [](const auto& entry) { return entry.second.front().item.answer; };
+  const std::uint64_t first = answer(*copy_->parts.begin());
+  if (std::any_of(copy_->parts.begin(), copy_->parts.end(),
+                  [&](const auto& entry) { return answer(entry) >> 32 != first >> 32; })) {
+    copy_again(now);
+    return;
+  }
   Floors floors;
   for (const auto& [segment, parts] : copy_->parts) {
     floors[segment] = {parts.front().item.vector, parts.front().item.beyond};

@@ -29,6 +29,7 @@
 
 #include "weir/admissions.hpp"
 #include "weir/arena.hpp"
+#include "weir/carries.hpp"
 #include "weir/cell.hpp"
 #include "weir/table.hpp"
 #include "weir/units.hpp"
@@ -50,6 +51,7 @@ struct LimiterOptions {
 struct Replication {
   explicit Replication(unsigned stripes) : births(stripes) {}
   Admissions births;
+  Carries carries;
   std::atomic<bool> minority{false};    // this side of a partition has half of the members or fewer
   std::atomic<std::uint32_t> nodes{1};  // that share a bucket's slack
 };
@@ -192,6 +194,11 @@ class Registry {
   static bool claims(Ref ref, KeyHash key, Tokens hits, Nanos now) noexcept;
   // Brings a key's TAT up to `tat`, or to exactly that.
   static bool set_level(Ref ref, KeyHash key, Nanos tat, bool exactly, Nanos now) noexcept;
+  // After a rotation of the secret: what the level is under the key's hash of before is added to that under its hash
+  // of now, once, whoever of many callers comes first; of a replicated limiter the replica is told.
+  static void carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept;
+  // (mutex) For how long births matter, of all limiters.
+  Nanos longest_horizon() const noexcept;
   // (mutex) Calls visit(number, key, tat) for every key of the replicated limiters. About 15 us for 1000 keys.
   template <class Visit>
   void for_each_replicated(Nanos now, Visit visit) {

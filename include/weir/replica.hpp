@@ -41,6 +41,7 @@
 #include <vector>
 
 #include "weir/admissions.hpp"
+#include "weir/carries.hpp"
 #include "weir/frame.hpp"
 #include "weir/history.hpp"
 #include "weir/keys.hpp"
@@ -143,6 +144,9 @@ class Replica final : public Machine {
   void admitted(const Admission& admission, Nanos now);
   // When births went lost on the way here: what the table counts of a key more than this replica does, was admitted.
   void catch_up(LimiterId limiter, KeyHash key, Nanos tat, Nanos now);
+  // A key goes by another hash from now on: its births under both are united. What comes later under the hash of before
+  // makes a key of its own, whose level the table is told, and carries in its turn.
+  void carry(const Carry& carry, Nanos now);
   void tell_levels() noexcept { tells_levels_ = true; }
   std::vector<Level> take_levels() noexcept { return std::exchange(levels_, {}); }
   // Whether this side of a partition has half of the members or fewer: it denies under Partition::closed.
@@ -352,6 +356,10 @@ class Replica final : public Machine {
   void decide(const Claim& claim, Nanos now, Effects& effects);
   void expire_claims(Nanos now, Effects& effects);
 
+  // replica_carry.cpp: keys that go by another hash
+  void rename(const Key& before, const Key& key);
+  std::uint64_t next_answer() noexcept;
+
   const Limiter* limiter(LimiterId id) const noexcept;
   void send_to(NodeId node, FrameWriter& frame, Traffic traffic, Effects& effects);
   void send_to_live(FrameWriter& frame, Traffic traffic, Effects& effects);
@@ -387,6 +395,8 @@ class Replica final : public Machine {
   std::vector<Tentative> tentative_;
   std::uint64_t claims_made_ = 0;
   std::uint64_t copies_given_ = 0;
+  std::uint64_t carried_ = 0;  // keys, by `carry`
+  Nanos carried_at_;           // when the last one was
 
   std::optional<Copying> copy_;
   Nanos losing_since_ = kNever;  // a copy would cost own births since then

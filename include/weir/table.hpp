@@ -118,6 +118,11 @@ class Table {
   // Brings the key's TAT up to `tat`, or to exactly that.
   Status set_level(Generation generation, const Terms& terms, KeyHash key, Nanos tat, bool exactly,
                    Nanos now) requires(Cell::kPayload == 0);
+  // Takes the key out of the table; `out` is what it was, empty if there was none.
+  Status take(Generation generation, const Terms& terms, KeyHash key, Nanos now, State& out);
+  // Adds to the key's level what takes `span` to drain, and says what its TAT is then.
+  Status add(Generation generation, const Terms& terms, KeyHash key, Nanos span, Nanos now,
+             Nanos& tat) requires(Cell::kPayload == 0);
 
   // Brings the lines that `decide` will read into the cache. Never writes.
   void prefetch(KeyHash key) const noexcept;

@@ -269,6 +269,27 @@ Status Table<Cell>::set_level(Generation generation, const Terms& terms, KeyHash
 }
 
 template <class Cell>
+Status Table<Cell>::take(Generation generation, const Terms& terms, KeyHash key, Nanos now, State& out) {
+  return with(generation, terms, key, now, [&](State& state) {
+    out = state;
+    const bool was = Cell::tat(terms.policy, state) != Nanos{0};
+    state.reset();
+    return was;
+  });
+}
+
+template <class Cell>
+Status Table<Cell>::add(Generation generation, const Terms& terms, KeyHash key, Nanos span, Nanos now,
+                        Nanos& tat) requires(Cell::kPayload == 0) {
+  return with(generation, terms, key, now, [&](State& state) {
+    const Nanos base = std::max(state.value(), now);
+    tat = base + std::min(span, kTimeMax - base);
+    state = State(tat);
+    return true;
+  });
+}
+
+template <class Cell>
 void Table<Cell>::prefetch(KeyHash key) const noexcept {
   const Directory d = directory();
   if (d.words == nullptr) return;
