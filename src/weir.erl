@@ -32,7 +32,7 @@
 %% Limiters.
 -export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
 %% The cluster.
--export([leave/0]).
+-export([leave/0, rotate_secret/0]).
 %% In somebody else's supervision tree.
 -export([child_spec/1, start_link/1]).
 
@@ -174,6 +174,16 @@ compile(Spec) ->
 -spec leave() -> ok.
 leave() ->
     try weir_members:leave()
+    catch exit:{noproc, _} -> raise({message, "weir is not started: call application:ensure_all_started(weir)"})
+    end.
+
+%% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a sentence that
+%% names the nodes which can't follow: those out of reach, and those without the same `next_secret'.
+%%
+%% When all have it in use already, it does no more than to tell those that missed it.
+-spec rotate_secret() -> ok | {error, Message :: binary()}.
+rotate_secret() ->
+    try weir_members:rotate()
     catch exit:{noproc, _} -> raise({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 

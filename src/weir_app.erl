@@ -22,8 +22,7 @@ start(_Type, _Args) ->
 with_options({ok, _}) -> with_secret(weir_secret:load());
 with_options({error, Message}) -> {error, {bad_config, cluster, Message}}.
 
-with_secret({ok, Secret, Id}) ->
-    ok = weir_nif:set_secret(Secret),
+with_secret({ok, Id}) ->
     started(weir_sup:start_link(fun() -> Id end));
 with_secret({error, Message}) ->
     {error, {bad_config, secret, Message}}.

@@ -11,6 +11,9 @@
 %% A member that is away is connected to again and again, from one to thirty seconds apart, so that a partition heals without
 %% anybody's doing. Nodes without weir don't answer, and are left alone.
 %%
+%% <em>A rotation of the secret</em> ({@link weir:rotate_secret/0}) is asked for once all members have the next one. A node that
+%% has switched says hello to all, so that those that missed it follow.
+%%
 %% <em>Incarnations</em>, one a start of weir, ascend also when the clock was set back: those that greet a node tell it the
 %% highest that they know of it.
 %%
@@ -22,6 +25,7 @@
 -include_lib("kernel/include/logger.hrl").
 
 -export([status/0, node_id/1]).
+-export([rotate/0]).
 -export([start_link/0, options/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1, others/0, connected/0, is_member/1, leave/0]).
 -export([ready_since/0, ready/0]).
 -export([count/3, heard/3, traffic/0]).
@@ -33,8 +37,9 @@
 -type ms() :: non_neg_integer().
 -type member() :: #{id := id(), state := connected | away, incarnation := non_neg_integer(), away_ms := ms()}.
 %% `alone': this node has no name, or nobody else is there. `left': see weir:leave/0.
+%% `rotating_ms': for so long levels are still carried over from the secret before.
 -type status() :: #{node := node(), state := starting | alone | member | left, incarnation := non_neg_integer(),
-                    members := #{node() => member()}, refused := #{node() => binary()}}.
+                    members := #{node() => member()}, refused := #{node() => binary()}, rotating_ms := ms()}.
 
 -define(PROTOCOL, 1).
 %% How long a start waits for the answers of nodes that run weir, as far as one can see.
@@ -53,6 +58,8 @@
 -define(MOST_MS, 31536000000).
 -define(DRAIN_MS, 3000).
 -define(MAX_MEMBERS, 4096).
+%% How long the others have to answer in a rotation of the secret.
+-define(ROTATE_MS, 5000).
 -define(MAX_INCARNATION, (1 bsl 62)).
 
 %% `away_since' is monotonic milliseconds, `none' while the node is connected and runs weir.
@@ -71,7 +78,7 @@ status() ->
     Members = maps:from_list([{Node, #{id => Id, state => state(Since), incarnation => Incarnation, away_ms => away(Since, Now)}}
                               || #member{node = Node, id = Id, incarnation = Incarnation, away_since = Since} <- rows()]),
     #{node => node(), state => phase(map_size(Members)), incarnation => own(incarnation, 0), members => Members,
-      refused => refused()}.
+      refused => refused(), rotating_ms => weir_secret:rotation_left_ms()}.
 
 phase(Others) ->
     case own(phase, starting) of
@@ -94,6 +101,51 @@ refused() ->
 -spec node_id(node()) -> id().
 node_id(Node) ->
     erlang:phash2(atom_to_binary(Node), 1 bsl 32).
+
+%% @private
+%% @doc Takes the next secret into use, on all members. The message of an error is a sentence.
+%%
+%% Nothing changes unless all are there and have it. Then this node is the first: whoever doesn't hear of it now, learns it by its
+%% next hello.
+-spec rotate() -> ok | {error, Message :: binary()}.
+rotate() ->
+    case weir_secret:next() of
+        {ok, Id} ->
+            case [Node || #member{node = Node, away_since = Since} <- rows(), Since =/= none] of
+                [] -> switch_all(Id, ask([node() | connected()], {rotation, 1, ready, Id}));
+                Away -> {error, message("nothing was changed: out of reach is ~ts", [names(Away)])}
+            end;
+        {error, Message} ->
+            {error, Message}
+    end.
+
+switch_all(Id, []) ->
+    Others = connected(),
+    case ask([node()], {rotation, 1, switch, Id}) of
+        [] ->
+            case ask(Others, {rotation, 1, switch, Id}) of
+                [] -> ok;
+                Wrong -> {error, message("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
+            end;
+        Wrong ->
+            {error, message("nothing was changed. ~ts", [sentences(Wrong)])}
+    end;
+switch_all(_Id, Wrong) ->
+    {error, message("nothing was changed. ~ts", [sentences(Wrong)])}.
+
+%% What is wrong on which node; what speaks no such protocol answers `unknown'.
+ask(Nodes, Request) ->
+    Here = [{node(), gen_server:call(?MODULE, Request, ?ROTATE_MS)} || lists:member(node(), Nodes)],
+    {Replies, Silent} = gen_server:multi_call(Nodes -- [node()], ?MODULE, Request, ?ROTATE_MS),
+    [{Node, Why} || {Node, {error, Why}} <- Here ++ Replies, is_binary(Why)]
+        ++ [{Node, <<"its version of weir knows of no rotation">>} || {Node, unknown} <- Replies]
+        ++ [{Node, <<"it doesn't answer">>} || Node <- Silent].
+
+sentences(Wrong) ->
+    lists:join("; ", [[atom_to_list(Node), ": ", Why] || {Node, Why} <- Wrong]).
+
+names(Nodes) ->
+    lists:join(", ", [atom_to_list(Node) || Node <- Nodes]).
 
 %% @private
 -spec start_link() -> {ok, pid()} | {error, term()}.
@@ -123,7 +175,7 @@ options() ->
 -spec make_table(fun(() -> weir_secret:id())) -> ok.
 make_table(SecretId) ->
     ?MODULE = ets:new(?MODULE, [named_table, public, {write_concurrency, true}, {read_concurrency, true}]),
-    true = ets:insert(?MODULE, [{secret, SecretId()}, {phase, starting}, {node, node()},
+    true = ets:insert(?MODULE, [{secret, SecretId()}, {before, none}, {phase, starting}, {node, node()},
                                 {readiness, {starting, erlang:monotonic_time(millisecond)}}]),
     ok.
 
@@ -249,6 +301,13 @@ answer(leave, State) ->
     {ok, left(State)};
 answer(take_limiters, #state{limiters = Limiters} = State) ->
     {Limiters, State#state{limiters = []}};
+answer({rotation, 1, ready, Id}, State) ->
+    case own(secret, none) of
+        Id -> {ok, State};
+        _ -> {weir_secret:ready(Id), State}
+    end;
+answer({rotation, 1, switch, Id}, State) ->
+    switch(Id, State);
 answer(_, State) ->
     {unknown, State}.
 
@@ -315,7 +374,7 @@ say_hello(Nodes, State) ->
 %% Another node may be slow to read; this process isn't made to wait for it.
 say(Kind, Node, More) ->
     Told = maps:merge(More, #{node => node(), id => node_id(node()), incarnation => own(incarnation, 0), secret => own(secret, none),
-                              yours => incarnation_of(Node), members => known_members(Node), left => known_left()}),
+                              before => own(before, none), yours => incarnation_of(Node), members => known_members(Node), left => known_left()}),
     case erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Kind, Told}, [nosuspend, noconnect]) of
         nosuspend ->
             _ = erlang:send_after(?AGAIN_MS, self(), {hello, Node}),
@@ -353,6 +412,8 @@ told(?PROTOCOL, Kind, Node, Told, State) when Kind =:= hello; Kind =:= welcome -
     case judge(Node, Told) of
         ok -> awaited(Node, accept(Kind, Node, Told, State));
         stale -> State;
+        behind -> awaited(Node, behind(Kind, Node, Told, State));
+        next -> awaited(Node, follow(Kind, Node, Told, State));
         {refused, Reason} -> awaited(Node, refuse(Node, Reason, State))
     end;
 told(?PROTOCOL, _Kind, _Node, _Told, State) ->
@@ -365,21 +426,65 @@ awaited(Node, #state{phase = starting, awaited = Awaited} = State) ->
 awaited(_Node, State) ->
     State.
 
-judge(Node, #{id := Id, incarnation := Incarnation, secret := Secret, yours := Yours, members := Members, left := Left})
+judge(Node, #{id := Id, incarnation := Incarnation, secret := Secret, yours := Yours, members := Members, left := Left} = Told)
   when is_integer(Incarnation), Incarnation >= 0, Incarnation < ?MAX_INCARNATION,
        is_integer(Yours), Yours >= 0, Yours < ?MAX_INCARNATION, length(Members) =< ?MAX_MEMBERS, length(Left) >= 0 ->
     Same = [Other || {Other, OtherId} <- [{node(), node_id(node())} | others()], OtherId =:= Id, Other =/= Node],
     Known = incarnation_of(Node),
-    case {node_id(Node) =:= Id, own(secret, none) =:= Secret} of
+    case {node_id(Node) =:= Id, secret(Secret, maps:get(before, Told, none))} of
         {false, _} -> {refused, malformed};
-        {_, false} -> {refused, secret};
+        {_, unknown} -> {refused, secret};
+        {_, early} -> {refused, early};
         _ when Same =/= [] -> {refused, {number, hd(Same)}};
         %% Said before it started again, or before it left.
         _ when Incarnation =/= 0, Incarnation < Known -> stale;
-        _ -> ok
+        {_, current} -> ok;
+        {_, Other} -> Other
     end;
 judge(_Node, _Told) ->
     {refused, malformed}.
+
+%% How another's secret stands to this node's. A node that is with others follows nobody who wasn't with them before.
+secret(Theirs, Before) ->
+    Own = own(secret, none),
+    case Theirs =:= own(before, none) of
+        _ when Theirs =:= Own -> current;
+        true -> behind;
+        false ->
+            case weir_secret:next() of
+                {ok, Theirs} when Before =:= Own -> next;
+                {ok, Theirs} -> case connected() of [] -> next; _ -> early end;
+                _ -> unknown
+            end
+    end.
+
+%% ---- rotation of the secret ----
+
+%% Said again when all have switched, it greets those that didn't follow.
+switch(Id, State) ->
+    Own = own(secret, none),
+    case Own =:= Id orelse weir_secret:rotate(Id) of
+        true ->
+            {ok, say_hello(nodes(), State)};
+        ok ->
+            true = ets:insert(?MODULE, [{secret, Id}, {before, Own}]),
+            ?LOG_NOTICE(#{what => secret_rotated}),
+            {ok, say_hello(nodes(), State)};
+        {error, _} = Error ->
+            {Error, State}
+    end.
+
+%% The other has switched.
+follow(Kind, Node, #{secret := Id} = Told, State) ->
+    case switch(Id, State) of
+        {ok, Switched} -> accept(Kind, Node, Told, Switched);
+        {{error, Message}, _} -> refuse(Node, {rotation, Message}, State)
+    end.
+
+%% The other hasn't, and will when it hears this: it stays a member if it was one.
+behind(Kind, Node, Told, State) ->
+    true = ets:insert(?MODULE, {{refused, Node}, behind}),
+    greeted(Kind, Node, Told, State).
 
 refuse(Node, Reason, State) ->
     case ets:lookup(?MODULE, {refused, Node}) of
@@ -394,6 +499,13 @@ refuse(Node, Reason, State) ->
 text(secret) ->
     <<"it hashes keys under another secret: give all nodes the same `secret' in weir's configuration, or the same cookie before weir "
       "starts">>;
+text(early) ->
+    <<"it hashes keys under what is next_secret here: call weir:rotate_secret() when all nodes have that">>;
+text(behind) ->
+    <<"it hashes keys under the secret before the last rotation: give it the one of the others as `next_secret', and call "
+      "weir:rotate_secret() there">>;
+text({rotation, Message}) ->
+    message("it hashes keys under the next secret, which this node can't take into use: ~ts", [Message]);
 text({protocol, Protocol}) ->
     message("it speaks version ~0tP of the protocol, this node ~b: run versions of weir on both that have one in common",
             [Protocol, 5, ?PROTOCOL]);

@@ -1,6 +1,6 @@
 %% @private
 %% @doc The NIF's entries, and nothing else. Only {@link weir_table}, {@link weir_clock}, {@link weir_registry},
-%% {@link weir_queue} and {@link weir_machine} call them.
+%% {@link weir_queue}, {@link weir_machine} and {@link weir_secret} call them.
 %%
 %% Every entry names its worst case. Errors of the caller come back as atoms, which the callers turn into `badarg' with an
 %% explanation; `badarg' from here is a fault of weir's own.
@@ -10,7 +10,8 @@
          decide_here_external/3, check_many/2, decide_many/2,
          validate_many/2]).
 -export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1]).
--export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1]).
+-export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1,
+         rotate_secret/1, rotation_left/0]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
@@ -25,7 +26,7 @@
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 2).
+-define(ABI, 3).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().
@@ -111,9 +112,10 @@ explain(_Limiter, _Key) -> ?NOT_LOADED.
         | wrong().
 explain_external(_Limiter, _External) -> ?NOT_LOADED.
 %% Of a replicated limiter, the replica and the other nodes are still to be told.
--spec reset(limiter(), term()) -> ok | {replicated, Number :: pos_integer(), key_hash(), NowNs :: non_neg_integer()} | wrong().
+%% A key has a second hash for some time after a rotation of the secret.
+-spec reset(limiter(), term()) -> ok | {replicated, Number :: pos_integer(), [key_hash()], NowNs :: non_neg_integer()} | wrong().
 reset(_Limiter, _Key) -> ?NOT_LOADED.
--spec reset_external(limiter(), binary()) -> ok | {replicated, pos_integer(), key_hash(), non_neg_integer()} | wrong().
+-spec reset_external(limiter(), binary()) -> ok | {replicated, pos_integer(), [key_hash()], non_neg_integer()} | wrong().
 reset_external(_Limiter, _External) -> ?NOT_LOADED.
 -spec key_hash(term()) -> pos_integer() | wrong().
 key_hash(_Key) -> ?NOT_LOADED.
@@ -134,6 +136,13 @@ delete_all() -> ?NOT_LOADED.
 handle(_Name) -> ?NOT_LOADED.
 -spec set_secret(<<_:128>>) -> ok | busy.
 set_secret(_Secret) -> ?NOT_LOADED.
+%% From now on keys are hashed under this one, and each is carried over when it is asked for next. `busy', and for how many
+%% milliseconds more: keys are still carried over from the rotation before. Some 100 us with thousands of limiters.
+-spec rotate_secret(<<_:128>>) -> ok | {busy, LeftMs :: pos_integer()}.
+rotate_secret(_Secret) -> ?NOT_LOADED.
+%% For how many milliseconds keys of some limiter will still be carried over.
+-spec rotation_left() -> non_neg_integer().
+rotation_left() -> ?NOT_LOADED.
 
 %% Four segments of a table a call: 60 us, 200 us if all must be rebuilt.
 -spec convert(Name :: binary()) -> done | more.

@@ -3,28 +3,40 @@
 %%
 %% ```
 %% {weir, [{secret, <<"sixteen bytes or more">>}]}     % or {file, Path}, or {env, "NAME"}
+%% {weir, [..., {next_secret, {file, "/etc/weir/next"}}]}   % for a rotation: read when one is asked for
 %% '''
 %%
 %% Without that entry it comes from the cookie of the distribution, which the nodes of one Erlang cluster have in common; a node
 %% without distribution takes a random one at each start. Sixteen bytes are derived of it for the hash, and eight more by which
-%% nodes see whether they have the same: only those travel. Neither is logged, and no error shows what was configured.
+%% nodes see whether they have the same: only those travel. Neither is logged, and no error shows what was configured. No process
+%% keeps a secret: it goes from its source into the NIF.
 -module(weir_secret).
 
--export([load/0]).
+-export([load/0, next/0, ready/1, rotate/1, rotation_left_ms/0]).
 
 -export_type([id/0]).
 
 -type id() :: <<_:64>>.
+-type message() :: binary().
 
 -define(LEAST_BYTES, 16).
 -define(MOST_BYTES, 65536).
 
-%% The message of an error is a sentence for whoever wrote the configuration.
--spec load() -> {ok, Secret :: <<_:128>>, id()} | {error, Message :: binary()}.
+%% Takes what is configured into use. The message of an error is a sentence for whoever wrote the configuration.
+-spec load() -> {ok, id()} | {error, message()}.
 load() ->
+    case current() of
+        {ok, Secret, Id} ->
+            ok = weir_nif:set_secret(Secret),
+            {ok, Id};
+        {error, _} = Error ->
+            Error
+    end.
+
+current() ->
     case application:get_env(weir, secret) of
         undefined -> derived(unconfigured());
-        {ok, Source} -> configured(Source)
+        {ok, Source} -> configured(Source, "secret")
     end.
 
 unconfigured() ->
@@ -33,23 +45,71 @@ unconfigured() ->
         false -> crypto:strong_rand_bytes(32)
     end.
 
-configured(Bytes) when is_binary(Bytes) ->
-    long_enough(Bytes, "secret");
-configured({file, Path}) when is_list(Path); is_binary(Path) ->
+%% The secret that is to come next, as its source says at this moment.
+-spec next() -> {ok, id()} | {error, message()}.
+next() ->
+    case upcoming() of
+        {ok, _Secret, Id} -> {ok, Id};
+        {error, _} = Error -> Error
+    end.
+
+upcoming() ->
+    case application:get_env(weir, next_secret) of
+        undefined -> {error, <<"no next_secret is configured: it takes what secret does">>};
+        {ok, Source} -> configured(Source, "next_secret")
+    end.
+
+%% Whether this one could be taken into use now.
+-spec ready(id()) -> ok | {error, message()}.
+ready(Id) ->
+    case {upcoming(), rotation_left_ms()} of
+        {{ok, _, Id}, 0} -> ok;
+        {{ok, _, Id}, Left} -> busy(Left);
+        {{ok, _, _}, _} -> {error, <<"its next_secret is another one">>};
+        {{error, _} = Error, _} -> Error
+    end.
+
+%% From now on keys are hashed under the next secret, if it is this one; their levels are carried over.
+-spec rotate(id()) -> ok | {error, message()}.
+rotate(Id) ->
+    case upcoming() of
+        {ok, Secret, Id} ->
+            case weir_nif:rotate_secret(Secret) of
+                ok -> ok;
+                {busy, Left} -> busy(Left)
+            end;
+        {ok, _, _} -> {error, <<"its next_secret is another one">>};
+        {error, _} = Error -> Error
+    end.
+
+%% For so long questions still look for what is known of their key under the secret before.
+-spec rotation_left_ms() -> non_neg_integer().
+rotation_left_ms() ->
+    weir_nif:rotation_left().
+
+busy(LeftMs) ->
+    {error, message("levels are still carried over from the last rotation: try again in ~b s", [LeftMs div 1000 + 1])}.
+
+configured(Bytes, Name) when is_binary(Bytes) ->
+    long_enough(Bytes, Name);
+configured({file, Path}, Name) when is_list(Path); is_binary(Path) ->
     %% At most what is looked at is read: the file may be a device.
     case read(Path) of
         {ok, Bytes} ->
-            long_enough(without_newline(Bytes), ["the secret in ", Path]);
+            long_enough(without_newline(Bytes), ["the ", Name, " in ", Path]);
         {error, Reason} ->
-            {error, message("the secret can't be read from ~ts: ~ts", [Path, file:format_error(Reason)])}
+            {error, message("the ~s can't be read from ~ts: ~ts", [Name, Path, file:format_error(Reason)])}
     end;
-configured({env, Name}) when is_list(Name) ->
-    case os:getenv(Name) of
-        false -> {error, message("the secret is to be in ~ts of the environment, which isn't set", [Name])};
-        Text -> long_enough(unicode:characters_to_binary(Text), ["the secret in ", Name, " of the environment"])
+configured({env, Variable}, Name) when is_list(Variable) ->
+    case os:getenv(Variable) of
+        false -> {error, message("the ~s is to be in ~ts of the environment, which isn't set", [Name, Variable])};
+        Text -> of_environment(unicode:characters_to_binary(Text), ["the ", Name, " in ", Variable, " of the environment"])
     end;
-configured(_) ->
-    {error, <<"secret is a binary of at least 16 bytes, {file, Path}, or {env, \"NAME\"}">>}.
+configured(_, Name) ->
+    {error, message("~s is a binary of at least 16 bytes, {file, Path}, or {env, \"NAME\"}", [Name])}.
+
+of_environment(Bytes, What) when is_binary(Bytes) -> long_enough(Bytes, What);
+of_environment(_, What) -> {error, message("~ts is not UTF-8", [What])}.
 
 read(Path) ->
     case file:open(Path, [read, binary, raw]) of

@@ -68,7 +68,8 @@ peek(Limiter, Key) ->
 -spec reset(weir_nif:limiter(), term()) -> ok | wrong().
 reset(Limiter, Key) ->
     case ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2) of
-        {replicated, Number, KeyHash, Now} -> weir_replica:reset(Number, KeyHash, Now);
+        {replicated, Number, Hashes, Now} ->
+            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now) end, Hashes);
         Answer -> Answer
     end.
 

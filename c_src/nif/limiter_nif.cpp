@@ -17,7 +17,7 @@ bool get_name(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& name) noexcep
   return get_bytes(env, term, name) && !name.empty() && name.size() <= Registry::kMaxName;
 }
 
-KeyHash name_hash(std::string_view name) noexcept { return hash_bytes(KeyType::name, name); }
+KeyHash name_hash(std::string_view name) noexcept { return hash_bytes(state->names, KeyType::name, name); }
 
 ERL_NIF_TERM make_bool(bool value) noexcept { return value ? atoms.true_ : atoms.false_; }
 
@@ -99,9 +99,25 @@ ERL_NIF_TERM remove_all(ErlNifEnv*, int, const ERL_NIF_TERM[]) {
   return atoms.ok;
 }
 
+// For how long keys of some limiter are still carried over.
+Nanos rotation_left(const Secrets& secrets) noexcept {
+  if (secrets.since.v == 0) return {0};
+  const Nanos lasts = std::max(kCarriedLeast, state->registry.longest_horizon());
+  return std::max(Nanos{0}, secrets.since + lasts - clock_now());
+}
+
+// Once it is over, questions needn't look at the time any more.
+void end_rotation() {
+  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
+  if (secrets.since.v == 0 || rotation_left(secrets).v > 0) return;
+  const std::lock_guard lock(state->secrets_mutex);
+  if (state->secrets.load(std::memory_order_relaxed) == &secrets) state->set_secrets({secrets.now, {}, {0}});
+}
+
 // maintain() -> done | more
 ERL_NIF_TERM maintain(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
   const bool done = state->registry.maintain(clock_now(), kSegments);
+  if (done) end_rotation();
   enif_consume_timeslice(env, kSegmentsTimeslice);
   return done ? atoms.done : atoms.more;
 }
@@ -136,14 +152,40 @@ ERL_NIF_TERM stats(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
   return list;
 }
 
+bool get_secret(ErlNifEnv* env, ERL_NIF_TERM term, SipKey& secret) noexcept {
+  std::string_view bytes;
+  if (!get_bytes(env, term, bytes) || bytes.size() != 16) return false;
+  const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
+  secret = SipKey::from_bytes(std::span<const std::uint8_t, 16>(data, 16));
+  return true;
+}
+
 // set_secret(<<16 bytes>>) -> ok | busy: the secret is chosen while there are no limiters
 ERL_NIF_TERM set_secret(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
-  std::string_view bytes;
-  if (!get_bytes(env, argv[0], bytes) || bytes.size() != 16) return enif_make_badarg(env);
+  SipKey secret;
+  if (!get_secret(env, argv[0], secret)) return enif_make_badarg(env);
   if (!state->registry.list().empty()) return atoms.busy;
-  const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
-  state->secret = SipKey::from_bytes(std::span<const std::uint8_t, 16>(data, 16));
+  const std::lock_guard lock(state->secrets_mutex);
+  state->names = secret;
+  state->set_secrets({secret, {}, {0}});
   return atoms.ok;
+}
+
+// rotate_secret(<<16 bytes>>) -> ok | {busy, LeftMs}: one rotation at a time
+ERL_NIF_TERM rotate_secret(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  SipKey secret;
+  if (!get_secret(env, argv[0], secret)) return enif_make_badarg(env);
+  const std::lock_guard lock(state->secrets_mutex);
+  const Secrets& secrets = *state->secrets.load(std::memory_order_relaxed);
+  if (const Nanos left = rotation_left(secrets); left.v > 0)
+    return enif_make_tuple2(env, atoms.busy, make_ms(env, left));
+  state->set_secrets({secret, secrets.now, clock_now()});
+  return atoms.ok;
+}
+
+// rotation_left() -> milliseconds
+ERL_NIF_TERM rotation_left_ms(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
+  return make_ms(env, rotation_left(*state->secrets.load(std::memory_order_acquire)));
 }
 
 ERL_NIF_TERM clock_read(ErlNifEnv* env, int, const ERL_NIF_TERM[]) { return enif_make_int64(env, clock_now().v); }
@@ -195,7 +237,7 @@ void drop_handle(ErlNifEnv*, void* object) noexcept {
     state->registry.release(handle->ref);
 }
 
-const std::array<ErlNifFunc, 15> limiter_functions = {{
+const std::array<ErlNifFunc, 17> limiter_functions = {{
     {"put", 8, guarded<put>, 0},
     {"alias", 2, guarded<alias>, 0},
     {"convert", 1, guarded<convert>, 0},
@@ -205,6 +247,8 @@ const std::array<ErlNifFunc, 15> limiter_functions = {{
     {"handle", 1, guarded<handle>, 0},
     {"stats", 0, guarded<stats>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"set_secret", 1, guarded<set_secret>, 0},
+    {"rotate_secret", 1, guarded<rotate_secret>, 0},
+    {"rotation_left", 0, guarded<rotation_left_ms>, 0},
     {"clock_now", 0, guarded<clock_read>, 0},
     {"clock_tick", 0, guarded<clock_discipline>, 0},
     {"clock_freeze", 1, guarded<freeze>, 0},

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "clock.hpp"
@@ -26,6 +28,7 @@ constexpr std::size_t kManyKeys = 1024;
 constexpr std::size_t kLongLog = 16384;
 // Births that one step takes from the tables, about 150 ns each; what is left wakes the reader again.
 constexpr std::size_t kBirths = 2048;
+constexpr std::size_t kCarries = 256;
 // The share of a time slice that a step on a normal scheduler is accounted as, in percent.
 constexpr int kStepTimeslice = 1;
 
@@ -47,6 +50,7 @@ struct Machine {
   Replica replica;
   Effects effects;  // scratch
   Nanos last;       // the time of the last step
+  std::vector<Carry> carries;  // taken from the tables, but not yet carried
   bool rescan = false;
 };
 
@@ -306,9 +310,21 @@ void rescan(Machine& machine, Nanos now) {
   });
   // Births before the look at the tables are not lost: they come before the comparison.
   state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
+  // Nor are keys that were carried since: what was seen of them under the hash of before isn't more than is known.
+  const std::vector<Carry> late = state->carries().take(SIZE_MAX);
+  machine.carries.insert(machine.carries.end(), late.begin(), late.end());
+  std::set<std::pair<LimiterId, KeyHash>> carried;
+  for (const Carry& carry : machine.carries) {
+    machine.replica.carry(carry, now);
+    carried.emplace(carry.limiter, carry.before);
+  }
+  machine.carries.clear();
   // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
   const Nanos later = std::max(now, clock_now());
-  for (const Level& level : seen) machine.replica.catch_up(level.limiter, level.key, level.tat, later);
+  for (const Level& level : seen) {
+    if (!carried.contains({level.limiter, level.key}))
+      machine.replica.catch_up(level.limiter, level.key, level.tat, later);
+  }
 }
 
 // Before a step of the attached replica: the births of the tables.
@@ -317,7 +333,16 @@ void take_births(Machine& machine, Nanos now) {
   births.awake(true);
   if (machine.rescan) rescan(machine, now);
   machine.rescan = false;
-  births.drain(kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
+  // Of the births that count in a carried level, those that were told come before it.
+  if (machine.carries.empty() && !state->carries().empty()) machine.carries = state->carries().take(kCarries);
+  std::size_t taken = 0;
+  births.drain(kBirths, [&](const Admission& birth) {
+    machine.replica.admitted(birth, now);
+    ++taken;
+  });
+  if (taken == kBirths) return;
+  for (const Carry& carry : machine.carries) machine.replica.carry(carry, now);
+  machine.carries.clear();
 }
 
 // After it: what others' births have made of the levels.
@@ -330,8 +355,10 @@ void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now) {
   replication.minority.store(machine.replica.minority(), std::memory_order_relaxed);
   replication.nodes.store(static_cast<std::uint32_t>(machine.replica.live()), std::memory_order_relaxed);
   machine.rescan = replication.births.overflowed() || machine.rescan;
+  machine.rescan = replication.carries.overflowed() || machine.rescan;
   replication.births.awake(false);
-  if (machine.rescan || !replication.births.empty()) wake_reader(env);
+  const bool carries = !machine.carries.empty() || !replication.carries.empty();
+  if (machine.rescan || carries || !replication.births.empty()) wake_reader(env);
 }
 
 // action(the replica, the time) between the two.
@@ -584,6 +611,7 @@ void detach_replica(State& of) noexcept {
   }
   if (object == nullptr) return;
   of.births().drain(SIZE_MAX, [](const Admission&) {});
+  of.carries().clear();
   enif_release_resource(object);
 }
 

@@ -75,7 +75,7 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& ba
       cold = table.bytes() > kPrefetchBytes ? &table : nullptr;
     }
     question.ref = ref;
-    if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, question.key))
+    if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, ref, question.key))
       return wrong;
     if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
     if (cold != nullptr) cold->prefetch(question.key);
@@ -150,7 +150,7 @@ template <Form form>
 ERL_NIF_TERM get_seen(ErlNifEnv* env, const ERL_NIF_TERM argv[], Registry::Ref& ref, Seen& seen) noexcept {
   KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
   seen.now = clock_now_overlapped();
   return Registry::peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
 }
@@ -178,23 +178,30 @@ ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
                           make_table_stats(env, ref.limiter->table().stats()));
 }
 
-// ok | {replicated, Number, KeyHash, NowNs}: then the replica, and the other nodes, are to be told.
+// ok | {replicated, Number, [KeyHash], NowNs}: then the replica, and the other nodes, are to be told. While keys are
+// carried over, others may know it by its hash of before.
 template <Form form>
 ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Registry::Ref ref;
   KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
   const Nanos now = clock_now_overlapped();
   Registry::reset(ref, key, now);
   if (!ref.limiter->replicated()) return atoms.ok;
-  return enif_make_tuple4(env, atoms.replicated, enif_make_uint(env, ref.limiter->number().v),
-                          enif_make_uint64(env, key.v), enif_make_int64(env, now.v));
+  ERL_NIF_TERM hashes = enif_make_list1(env, enif_make_uint64(env, key.v));
+  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
+  KeyHash before;
+  if (secrets.since.v != 0 && hash_key(env, argv[1], form, secrets.before, before) == 0)
+    hashes = enif_make_list_cell(env, enif_make_uint64(env, before.v), hashes);
+  return enif_make_tuple4(env, atoms.replicated, enif_make_uint(env, ref.limiter->number().v), hashes,
+                          enif_make_int64(env, now.v));
 }
 
 ERL_NIF_TERM key_hash(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   KeyHash key;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[0], Form::native, key)) return wrong;
+  if (const ERL_NIF_TERM wrong = hash_key(env, argv[0], Form::native, state->secrets.load(std::memory_order_acquire)->now, key))
+    return wrong;
   return enif_make_uint64(env, key.v);
 }
 

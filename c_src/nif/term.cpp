@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "clock.hpp"
+
 namespace weir::nif {
 
 Atoms atoms;
@@ -41,8 +43,8 @@ void wake_reader(ErlNifEnv* env) noexcept {
   static_cast<void>(enif_send(env, &reader, nullptr, atoms.weir_births));
 }
 
-KeyHash hash_bytes(KeyType type, std::string_view bytes) noexcept {
-  return siphash13(state->secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
+KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept {
+  return siphash13(secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
                    static_cast<std::uint8_t>(type));
 }
 
@@ -107,7 +109,7 @@ bool visit_simple(ErlNifEnv* env, ERL_NIF_TERM term, Scalar scalar, Bytes bytes)
 
 // A tuple that inet would call an address, {1,2,3,4} or eight words, is hashed as its 4 or 16 bytes: half the time of a
 // tuple. Any tuple of such numbers is, so what it means doesn't matter. False for all others.
-bool hash_address(ErlNifEnv* env, ERL_NIF_TERM term, KeyHash& key) noexcept {
+bool hash_address(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHash& key) noexcept {
   int arity;
   const ERL_NIF_TERM* elements;
   if (!enif_get_tuple(env, term, &arity, &elements) || (arity != 4 && arity != 8)) return false;
@@ -120,7 +122,7 @@ bool hash_address(ErlNifEnv* env, ERL_NIF_TERM term, KeyHash& key) noexcept {
     if (arity == 8) bytes[size++] = static_cast<char>(value >> 8);
     bytes[size++] = static_cast<char>(value & 0xff);
   }
-  key = hash_bytes(KeyType::address, {bytes.data(), size});
+  key = hash_bytes(secret, KeyType::address, {bytes.data(), size});
   return true;
 }
 
@@ -138,12 +140,23 @@ bool write_tuple(ErlNifEnv* env, ERL_NIF_TERM term, TupleWriter& writer, unsigne
   return true;
 }
 
-ERL_NIF_TERM get_tuple_key(ErlNifEnv* env, ERL_NIF_TERM term, KeyHash& key) noexcept {
-  if (hash_address(env, term, key)) return 0;
+ERL_NIF_TERM hash_tuple(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHash& key) noexcept {
+  if (hash_address(env, term, secret, key)) return 0;
   TupleWriter writer;
   if (!write_tuple(env, term, writer, 0)) return atoms.other_key;
-  key = hash_bytes(KeyType::tuple, writer.written());
+  key = hash_bytes(secret, KeyType::tuple, writer.written());
   return 0;
+}
+
+// Not inlined: a check has it behind it for nearly all of its life.
+[[gnu::noinline]] void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const Secrets& secrets, Registry::Ref ref,
+                             KeyHash key) noexcept {
+  const Nanos now = clock_now();
+  const Nanos lasts = std::max(kCarriedLeast, IntervalSet::horizon(ref.limiter->terms().policy));
+  KeyHash before;
+  if (now - secrets.since > lasts || hash_key(env, term, form, secrets.before, before) != 0) return;
+  Registry::carry(ref, before, key, now);
+  if (ref.limiter->replicated()) wake_reader(env);
 }
 
 }  // namespace
@@ -154,7 +167,7 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   if (ref) return 0;
   void* object;
   if (std::string_view name; get_bytes(env, term, name)) {
-    ref = state->registry.find(hash_bytes(KeyType::name, name));
+    ref = state->registry.find(hash_bytes(state->names, KeyType::name, name));
   } else if (enif_get_resource(env, term, handle_type, &object)) {
     // A handle keeps its limiter, but not beyond the application's stop.
     ref = static_cast<const Handle*>(object)->ref;
@@ -163,29 +176,37 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   return ref ? 0 : atoms.unknown_limiter;
 }
 
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, KeyHash& key) noexcept {
+ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept {
   if (form == Form::external) {
     std::string_view bytes;
     if (!get_bytes(env, term, bytes)) return atoms.other_key;
     if (bytes.size() > kMaxKeyBytes) return atoms.long_key;
-    key = hash_bytes(KeyType::external, bytes);
+    key = hash_bytes(secret, KeyType::external, bytes);
     return 0;
   }
-  if (enif_is_tuple(env, term)) return get_tuple_key(env, term, key);
+  if (enif_is_tuple(env, term)) return hash_tuple(env, term, secret, key);
   bool too_long = false;
   const bool simple = visit_simple(
       env, term,
       [&](KeyType type, const void* eight) {
-        key = hash_bytes(type, {static_cast<const char*>(eight), 8});
+        key = hash_bytes(secret, type, {static_cast<const char*>(eight), 8});
         return true;
       },
       [&](KeyType type, std::string_view content) {
         too_long = content.size() > kMaxKeyBytes;
-        if (!too_long) key = hash_bytes(type, content);
+        if (!too_long) key = hash_bytes(secret, type, content);
         return true;
       });
   if (too_long) return atoms.long_key;
   return simple ? 0 : atoms.other_key;
+}
+
+ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept {
+  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
+  const ERL_NIF_TERM wrong = hash_key(env, term, form, secrets.now, key);
+  if (wrong == 0 && secrets.since.v != 0) [[unlikely]]
+    carry(env, term, form, secrets, ref, key);
+  return wrong;
 }
 
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
@@ -199,7 +220,7 @@ ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept 
 
 ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept {
   if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key)) return wrong;
   return get_hits(env, terms[2], question.hits);
 }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <forward_list>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -48,11 +49,24 @@ struct Atoms {
 };
 extern Atoms atoms;
 
+// Under what keys are hashed. For a while after a rotation, keys are carried over from the secret before.
+struct Secrets {
+  SipKey now;
+  SipKey before;
+  Nanos since{0};  // the rotation; 0: nothing is carried
+};
+// A key is carried for as long as its limiter's births matter, and for this long at least.
+inline constexpr Nanos kCarriedLeast{60'000'000'000};
+
 // What all instances of the library in this VM share: it is handed on at an upgrade.
 struct State {
-  explicit State(unsigned threads) : registry(threads), stripes(threads) {}
+  explicit State(unsigned threads) : registry(threads), stripes(threads) { set_secrets({}); }
   Registry registry;
-  SipKey secret;
+  // Each stays where it is, as threads may be reading it: 48 bytes, twice a rotation.
+  std::forward_list<Secrets> all_secrets;
+  std::atomic<const Secrets*> secrets{nullptr};
+  SipKey names;  // under which names of limiters are hashed; it is this node's own affair, and never rotated
+  std::mutex secrets_mutex;
   unsigned instances = 0;  // libraries loaded: the last to go deletes the state
   unsigned stripes = 1;
   Nanos (*now)() noexcept = nullptr;  // the clock of the newest instance
@@ -61,7 +75,10 @@ struct State {
   std::atomic<void*> replica{nullptr};  // a resource that is kept
   ErlNifPid reader{};
 
+  // REQUIRES: secrets_mutex, or no other thread.
+  void set_secrets(const Secrets& to) { secrets.store(&all_secrets.emplace_front(to), std::memory_order_release); }
   Admissions& births() noexcept { return registry.replication().births; }
+  Carries& carries() noexcept { return registry.replication().carries; }
 };
 extern State* state;
 extern ErlNifResourceType* handle_type;
@@ -81,7 +98,7 @@ void make_atoms(ErlNifEnv* env) noexcept;
 
 // The hash of a name or key of bytes of `type`.
 enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, address, external };
-KeyHash hash_bytes(KeyType type, std::string_view bytes) noexcept;
+KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept;
 
 // What a key's term is hashed as. `external` says that the term is a binary which is another key's external format.
 enum class Form : std::uint8_t { native, external };
@@ -94,7 +111,10 @@ struct Question {
 
 // Decoders return 0 when all is well, else the atom that says what isn't.
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, KeyHash& key) noexcept;
+// The key's hash under a secret.
+ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept;
+// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first.
+ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept;
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
 ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept;
 

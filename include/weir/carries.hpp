@@ -67,6 +67,13 @@ class Carries {
     }
     return taken;
   }
+  void clear() noexcept {
+    for (Lane& each : lanes_) {
+      const std::lock_guard lock(each.mutex);
+      waiting_.fetch_sub(each.told.size(), std::memory_order_seq_cst);
+      std::vector<Carry>().swap(each.told);
+    }
+  }
   bool empty() const noexcept { return waiting_.load(std::memory_order_seq_cst) == 0; }
 
   // Whether carries didn't fit since the last call.
