@@ -14,9 +14,11 @@
 %%
 %% The nodes of an Erlang cluster that run weir limit together (doc/cluster.md): limiters are the same on all, and of those with
 %% `scope => cluster', the default, a key has one bucket for all nodes. Each node decides on what it knows, at once, and tells the
-%% others; `Remaining' is then the most that may remain. With `scope => local' each node has a bucket of its own.
+%% others; `Remaining' is then the most that may remain. With `scope => local' each node has a bucket of its own. With `scope => exact'
+%% each key is decided by one node, its owner, so that never more is admitted than the bucket holds.
 %%
-%% No function here sends a message to decide, except for hits above a node's share of what remains under `large_hits => claim'. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
+%% No function here sends a message to decide, except with `scope => exact', and for hits above a node's share of what remains under
+%% `large_hits => claim'; these wait for the limiter's `timeout' at most. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
 %% numbers, and tuples of these (IP addresses) are hashed with their type, so `1', `1.0', `<<"1">>' and `'1'' are four
 %% keys; other terms go by their deterministic external format, which is slower.
 %%
@@ -108,7 +110,8 @@ peek(Limiter, Key) ->
         Wrong -> bad(Limiter, Wrong)
     end.
 
-%% @doc Gives the key a full bucket.
+%% @doc Gives the key a full bucket. Of `scope => exact' it waits until the other nodes have heard of it, for the limiter's `timeout' at
+%% most.
 -spec reset(limiter(), key()) -> ok.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
@@ -119,9 +122,10 @@ reset(Limiter, Key) ->
 %% @doc Why a key is decided as it is: what {@link peek/2} says, the limiter's `capacity', `interval_ns' (one token
 %% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and `tat_ns'
 %% (theoretical arrival time: Unix time at which the bucket is full), `now_ns', and the limiter's `table': keys held and
-%% at most, bytes, and what was evicted. Of `scope => cluster' also what weir_report:explain/3 says: tokens of this
+%% at most, bytes, and what was evicted. Of `scope => cluster' and `exact' also what weir_report:explain/3 says: tokens of this
 %% node that the others don't know yet, how many it may have of these, what may be and was admitted beyond the capacity, and
-%% how it stands with the other nodes.
+%% how it stands with the other nodes; of `exact' the key's `owner', and the `second', which stands by. (The level is what is known
+%% here, which may be less than what the owner knows.)
 -spec explain(limiter(), key()) -> map().
 explain(Limiter, Key) ->
     case weir_table:explain(Limiter, Key) of

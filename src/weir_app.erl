@@ -5,7 +5,8 @@
 
 -export([start/2, prep_stop/1, stop/1]).
 
-%% How long a stop waits until the other nodes have been sent what they don't know.
+%% How long a stop waits until the other nodes have the levels of the keys that this one owns, and then until they have been sent
+%% what they don't know.
 -define(DRAIN_MS, 1000).
 
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
@@ -36,6 +37,7 @@ started(Started) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
+    ok = weir_owner:leave(?DRAIN_MS),
     ok = weir_replica:drain(?DRAIN_MS),
     State.
 

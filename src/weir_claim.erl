@@ -1,23 +1,23 @@
 %% @private
 %% @doc Hits above this node's share, under `large_hits => claim': the other nodes are asked before they are admitted.
 %%
-%% One round trip through weir_replica, at most the limiter's `timeout'. When no answer comes in that time, and for what can't be
-%% asked (a limiter in shadow; keys that go by their external format), this node decides alone, as `large_hits => admit' does.
+%% One round trip through weir_replica, at most the limiter's `timeout'. When no answer comes in that time, and for what isn't
+%% asked (a limiter in shadow), this node decides alone, as `large_hits => admit' does.
 -module(weir_claim).
 
--export([check/3, decide/3]).
+-export([check/4, decide/4]).
 
--spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | weir_nif:wrong().
-check(Limiter, Key, Hits) ->
-    case ask(Limiter, Key, Hits) of
+-spec check(weir_nif:limiter(), term(), pos_integer(), {weir_nif:limiter_number(), weir_nif:key_hash()}) -> weir_nif:verdict() | weir_nif:wrong().
+check(Limiter, Key, Hits, Hashed) ->
+    case ask(Limiter, Hits, Hashed) of
         unknown -> weir_table:check_here(Limiter, Key, Hits);
         true -> of_table(Limiter, Key, fun(#{remaining := Remaining}) -> Remaining end);
         false -> of_table(Limiter, Key, fun(Explained) -> minus(retry_ms(Explained, Hits)) end)
     end.
 
--spec decide(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | weir_nif:wrong().
-decide(Limiter, Key, Hits) ->
-    case ask(Limiter, Key, Hits) of
+-spec decide(weir_nif:limiter(), term(), pos_integer(), {weir_nif:limiter_number(), weir_nif:key_hash()}) -> weir_nif:decision() | weir_nif:wrong().
+decide(Limiter, Key, Hits, Hashed) ->
+    case ask(Limiter, Hits, Hashed) of
         unknown -> weir_table:decide_here(Limiter, Key, Hits);
         true -> of_table(Limiter, Key, fun(Explained) -> (decision(Explained))#{allowed => true, retry_ms => 0} end);
         false ->
@@ -26,23 +26,11 @@ decide(Limiter, Key, Hits) ->
                                    end)
     end.
 
-ask(Limiter, Key, Hits) ->
-    case {spec(Limiter), weir_nif:key_hash(Key)} of
-        {{Name, #{shadow := false, timeout := Timeout}}, Hash} when is_integer(Hash) ->
-            weir_replica:ask(weir_limiter:number(Name), Hash, Hits, Timeout);
-        _ ->
-            unknown
-    end.
-
-spec(Limiter) ->
-    case weir_limiter:name(Limiter) of
-        {ok, Name} ->
-            case weir_registry:spec(Name) of
-                {ok, Spec} -> {Name, Spec};
-                error -> none
-            end;
-        {error, _} ->
-            none
+ask(Limiter, Hits, {Number, KeyHash}) ->
+    {ok, Name} = weir_limiter:name(Limiter),
+    case weir_registry:spec(Name) of
+        {ok, #{shadow := false, timeout := Timeout}} -> weir_replica:ask(Number, KeyHash, Hits, Timeout);
+        _ -> unknown
     end.
 
 of_table(Limiter, Key, Answer) ->

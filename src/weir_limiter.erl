@@ -6,26 +6,27 @@
 %% #{rate => {5, minute},           % 5 tokens a minute; also {5, {10, minute}}: 5 in ten minutes
 %%   burst => 5,                    % the capacity c; as much as the rate's N if not given
 %%   algorithm => token_bucket,
-%%   scope => cluster,              % the nodes of the cluster together; or local: each node for itself
+%%   scope => cluster,              % the nodes of the cluster together; local: each node for itself; exact: one
+%%                                % node decides a key (doc/cluster.md)
 %%   on_error => allow,             % the answer when weir itself fails, or deny
 %%   shadow => false,               % true: denials are counted, and answered as admissions
 %%   max_keys => 1000000,           % then the key with the lowest level in its line of the table makes way
 %%   partition => open,             % what a side of a partition does: goes on; or share, or closed (doc/cluster.md)
 %%   large_hits => admit,           % hits above this node's share pass at once; or claim: the other nodes are asked
-%%   timeout => 100,                % ... for so many milliseconds at most
+%%   timeout => 100,                % for so many milliseconds at most claim, or exact, waits
 %%   flush_after => infinity}       % after so many milliseconds at most the other nodes are told of a hit
 %% '''
 %%
-%% The last four count for `scope => cluster' only.
+%% The last four count for `scope => cluster' and `exact' only, `large_hits' for `cluster'.
 -module(weir_limiter).
 
--export([parse/1, name/1, compiled_name/1, known/1, number/1, terms/2]).
+-export([parse/1, name/1, compiled_name/1, known/1, number/1, terms/2, large_hits/1]).
 
 -export_type([spec/0, name/0, unit/0, rate/0, compiled/0]).
 
 -type unit() :: second | minute | hour | day.
 -type rate() :: {N :: pos_integer(), unit() | {K :: pos_integer(), unit()}}.
--type spec() :: #{rate := rate(), burst => pos_integer(), algorithm => token_bucket, scope => local | cluster,
+-type spec() :: #{rate := rate(), burst => pos_integer(), algorithm => token_bucket, scope => local | cluster | exact,
                   on_error => allow | deny, shadow => boolean(), max_keys => pos_integer(),
                   partition => open | share | closed, large_hits => admit | claim,
                   timeout => Ms :: pos_integer(), flush_after => Ms :: pos_integer() | infinity}.
@@ -107,10 +108,16 @@ number(Name) ->
 %% @doc What the machine is told of a limiter, in its units.
 -spec terms(compiled(), Version :: pos_integer()) -> weir_machine:terms().
 terms(#{capacity := Capacity, interval_ns := IntervalNs, spec := Spec}, Version) ->
-    #{partition := Partition, large_hits := LargeHits, timeout := Timeout, flush_after := FlushAfter} = Spec,
-    #{capacity => Capacity, interval_ns => IntervalNs, version => Version, partition => Partition, large_hits => LargeHits,
+    #{partition := Partition, timeout := Timeout, flush_after := FlushAfter} = Spec,
+    #{capacity => Capacity, interval_ns => IntervalNs, version => Version, partition => Partition, large_hits => large_hits(Spec),
       claim_timeout => Timeout * 1000000,
       flush_after => case FlushAfter of infinity -> 0; Ms -> Ms * 1000000 end}.
+
+%% @private
+%% @doc Who decides what: this node, the others in part, or the key's owner.
+-spec large_hits(spec()) -> admit | claim | owner.
+large_hits(#{scope := exact}) -> owner;
+large_hits(#{large_hits := LargeHits}) -> LargeHits.
 
 %% ---- internal ----
 
@@ -118,14 +125,11 @@ options() ->
     [rate, burst, algorithm, scope, on_error, shadow, max_keys, partition, large_hits, timeout, flush_after].
 
 cluster(Spec) ->
-    #{scope => scope(maps:get(scope, Spec, cluster)),
+    #{scope => one_of(scope, [cluster, local, exact], Spec, cluster),
       partition => one_of(partition, [open, share, closed], Spec, open),
       large_hits => one_of(large_hits, [admit, claim], Spec, admit),
       timeout => ms(timeout, maps:get(timeout, Spec, 100), ?MAX_TIMEOUT_MS),
       flush_after => flush_after(maps:get(flush_after, Spec, infinity))}.
-
-scope(Scope) when Scope =:= local; Scope =:= cluster -> Scope;
-scope(Scope) -> fail("scope is local or cluster in this version of weir, got ~ts", [short(Scope)]).
 
 flush_after(infinity) -> infinity;
 flush_after(Ms) -> ms(flush_after, Ms, ?MAX_FLUSH_AFTER_MS).

@@ -41,7 +41,7 @@
                     max_parked | max_claims | log_bytes | others_bytes | pinned_bytes | piece_keys => non_neg_integer()}.
 %% A limiter changes when it is put again with a greater version. `flush_after' 0 is never.
 -type terms() :: #{capacity := pos_integer(), interval_ns := pos_integer(), version => pos_integer(),
-                   partition => open | share | closed, large_hits => admit | claim,
+                   partition => open | share | closed, large_hits => admit | claim | owner,
                    flush_after => ns(), claim_timeout => ns()}.
 
 %% Tokens.
@@ -96,7 +96,7 @@ terms(Terms) when is_map(Terms) ->
     Interval = integer(interval_ns, Terms, 1, ?DURATION, required),
     Capacity * Interval =< ?DURATION orelse wrong("capacity times interval_ns is at most 2^60 ns (36 years)", []),
     {Capacity, Interval, integer(version, Terms, 1, ?WORD, 1), one_of(partition, Terms, [open, share, closed]),
-     one_of(large_hits, Terms, [admit, claim]), integer(flush_after, Terms, 0, ?DURATION, 0),
+     one_of(large_hits, Terms, [admit, claim, owner]), integer(flush_after, Terms, 0, ?DURATION, 0),
      integer(claim_timeout, Terms, 0, ?DURATION, 100000000)};
 terms(Terms) ->
     wrong("terms are a map, not ~0tP", [Terms, 8]).

@@ -26,8 +26,8 @@
 
 -export([status/0, node_id/1]).
 -export([rotate/0]).
--export([start_link/0, options/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1, others/0, connected/0, is_member/1, leave/0]).
--export([ready_since/0, ready/0]).
+-export([start_link/0, options/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1, others/0, connected/0, is_member/1]).
+-export([leave/0, has_left/0, ready_since/0, ready/0]).
 -export([count/3, heard/3, traffic/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -241,6 +241,11 @@ ready() ->
 -spec leave() -> ok.
 leave() ->
     gen_server:call(?MODULE, leave, infinity).
+
+%% @private
+-spec has_left() -> boolean().
+has_left() ->
+    own(phase, starting) =:= left.
 
 %% @private
 %% @doc Counts what was sent to a node (a frame of so many bytes), or dropped.
@@ -609,6 +614,7 @@ highest(Yours, State) ->
 left(#state{phase = left} = State) ->
     State;
 left(#state{phase = ready} = State) ->
+    ok = weir_owner:leave(?DRAIN_MS),
     ok = weir_replica:drain(?DRAIN_MS),
     Others = others(),
     _ = [say(bye, Node, #{}) || {Node, _} <- Others],

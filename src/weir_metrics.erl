@@ -20,6 +20,8 @@ metrics() ->
          || #{} = Machine <- [weir_report:machine()], {Name, Kind, Help, Key} <- machine_metrics()] ++
         [{Name, gauge, Help, [limiter], [{[Limiter], maps:get(Key, Most)} || {Limiter, Most} <- weir_report:exceeded()]}
          || {Name, Help, Key} <- overshoot_metrics()] ++
+        [{Name, Kind, Help, [], [{[], maps:get(Key, Owned)}]}
+         || Owned <- [weir_owner:counts()], {Name, Kind, Help, Key} <- owner_metrics()] ++
         [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
          || {Name, Kind, Help, Key} <- traffic_metrics()].
 
@@ -53,6 +55,12 @@ machine_metrics() ->
 overshoot_metrics() ->
     [{weir_overshoot_tokens, <<"The most that a key was found above its capacity when births of other nodes became known">>, exceeded},
      {weir_overshoot_expected_tokens, <<"What arrivals and delay let expect of that at that moment">>, expected}].
+
+owner_metrics() ->
+    [{weir_exact_asked_total, counter, <<"Decisions of scope exact that other nodes, the keys' owners, were asked for">>, asked},
+     {weir_exact_answered_total, counter, <<"Decisions of scope exact that were made for other nodes, as the keys' owner">>, answered},
+     {weir_exact_fallback_total, counter,
+      <<"Decisions of scope exact that were made on what this node knows, as no owner answered in time">>, here}].
 
 traffic_metrics() ->
     [{weir_peer_sent_frames_total, counter, <<"Frames sent to the node">>, sent_frames},

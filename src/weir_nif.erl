@@ -1,6 +1,6 @@
 %% @private
 %% @doc The NIF's entries, and nothing else. Only {@link weir_table}, {@link weir_clock}, {@link weir_registry},
-%% {@link weir_queue}, {@link weir_machine} and {@link weir_secret} call them.
+%% {@link weir_queue}, {@link weir_machine}, {@link weir_owner} and {@link weir_secret} call them.
 %%
 %% Every entry names its worst case. Errors of the caller come back as atoms, which the callers turn into `badarg' with an
 %% explanation; `badarg' from here is a fault of weir's own.
@@ -9,7 +9,9 @@
 -export([check/3, check_external/3, check_here/3, check_here_external/3, decide/3, decide_external/3, decide_here/3,
          decide_here_external/3, check_many/2, decide_many/2,
          validate_many/2]).
--export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1]).
+-export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1,
+         key_hash_external/1]).
+-export([owner_decide/3, owner_rank/2, owner_raise/1, owner_levels/4]).
 -export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1,
          rotate_secret/1, rotation_left/0]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
@@ -20,7 +22,7 @@
          replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
--export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, table_stats/0, wrong_queue/0,
+-export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, ask/0, limiter_number/0, key_hash/0, outcome/0, table_stats/0, wrong_queue/0,
               event/0, effect/0]).
 
 -on_load(load/0).
@@ -38,9 +40,19 @@
                       reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
 -type table_stats() :: {Keys :: non_neg_integer(), MaxKeys :: pos_integer(), EvictedKeys :: non_neg_integer(),
                         EvictedTokens :: non_neg_integer(), Bytes :: non_neg_integer()}.
+%% What other nodes are to decide first: hits above this node's share under `large_hits => claim', and all hits of limiters of
+%% `scope => exact'.
+-type ask() :: {claim | owner, Number :: limiter_number(), key_hash()}.
+-type limiter_number() :: 1..16#ffffffff.
+%% The owner's answer; the last is the key's TAT after it.
+-type outcome() :: {Allowed :: boolean(), Limit :: pos_integer(), Remaining :: non_neg_integer(), ResetMs :: non_neg_integer(),
+                    RetryMs :: non_neg_integer() | infinity, TatNs :: non_neg_integer()}.
 -type wrong_queue() :: malformed | unlike_interval | too_many | too_long | too_late | out_of_order.
 -type item() :: {limiter(), term(), pos_integer()} | {limiter(), binary(), pos_integer(), external}.
--type many(T) :: [T] | {more, [T], Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
+%% `{owner, _}': there are `ask()' among the answers.
+-type many(T) :: some(T) | {more, some(T), Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
+
+-type some(T) :: [T] | {owner, [T | ask()]}.
 
 -type node_id() :: 0..16#ffffffff.
 -type key_hash() :: 1..16#ffffffffffffffff.
@@ -68,19 +80,18 @@ priv_dir() ->
 
 %% Typically 50 ns. Worst: a key of 64 KB, 30 us; an insert that splits a segment of the table, 150 us.
 %%
-%% `claim': the hits are above this node's share and the limiter wants the other nodes to be asked first; `check_here'
-%% decides them at once.
--spec check(limiter(), term(), pos_integer()) -> verdict() | claim | wrong().
+%% `check_here' decides at once also what other nodes are to be asked first.
+-spec check(limiter(), term(), pos_integer()) -> verdict() | ask() | wrong().
 check(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec check_external(limiter(), binary(), pos_integer()) -> verdict() | claim | wrong().
+-spec check_external(limiter(), binary(), pos_integer()) -> verdict() | ask() | wrong().
 check_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
 -spec check_here(limiter(), term(), pos_integer()) -> verdict() | wrong().
 check_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
 -spec check_here_external(limiter(), binary(), pos_integer()) -> verdict() | wrong().
 check_here_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
--spec decide(limiter(), term(), pos_integer()) -> decision() | claim | wrong().
+-spec decide(limiter(), term(), pos_integer()) -> decision() | ask() | wrong().
 decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec decide_external(limiter(), binary(), pos_integer()) -> decision() | claim | wrong().
+-spec decide_external(limiter(), binary(), pos_integer()) -> decision() | ask() | wrong().
 decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
 -spec decide_here(limiter(), term(), pos_integer()) -> decision() | wrong().
 decide_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
@@ -119,11 +130,28 @@ reset(_Limiter, _Key) -> ?NOT_LOADED.
 reset_external(_Limiter, _External) -> ?NOT_LOADED.
 -spec key_hash(term()) -> pos_integer() | wrong().
 key_hash(_Key) -> ?NOT_LOADED.
+-spec key_hash_external(binary()) -> pos_integer() | wrong().
+key_hash_external(_External) -> ?NOT_LOADED.
+
+%% At most 512 items: as long as as many checks, and 3 ns an item and node; more than 100 us on a dirty scheduler. Nodes are known
+%% by their places from 1 on, Self 0 owns nothing. The second list is levels to be told to who stands by.
+-spec owner_decide([{limiter_number(), key_hash(), Hits :: pos_integer()}], Nodes :: tuple(), Self :: non_neg_integer()) ->
+          {[outcome() | unknown | Owner :: pos_integer()], [{Second :: pos_integer(), Levels :: binary()}]}.
+owner_decide(_Items, _Nodes, _Self) -> ?NOT_LOADED.
+-spec owner_rank(key_hash(), Nodes :: tuple()) -> {Owner :: non_neg_integer(), Second :: non_neg_integer()}.
+owner_rank(_Key, _Nodes) -> ?NOT_LOADED.
+%% At most 1024 levels, of 20 bytes: 50 us.
+-spec owner_raise(Levels :: binary()) -> ok.
+owner_raise(_Levels) -> ?NOT_LOADED.
+%% Dirty: looks at all keys of limiters of `scope => exact'.
+-spec owner_levels(Nodes :: tuple(), Self :: node_id(), Changed :: node_id(), joined | left) ->
+          [{Whom :: pos_integer(), Levels :: binary()}].
+owner_levels(_Nodes, _Self, _Changed, _How) -> ?NOT_LOADED.
 
 %% Worst: the registry's mutex, held for 100 us by `maintain' and `convert'.
 -spec put(Name :: binary(), Capacity :: pos_integer(), IntervalNs :: pos_integer(), MaxKeys :: pos_integer(),
           Shadow :: boolean(), DenyOnError :: boolean(), Transient :: boolean(),
-          local | {Number :: 1..16#ffffffff, open | share | closed, admit | claim}) ->
+          local | {Number :: 1..16#ffffffff, open | share | closed, admit | claim | owner}) ->
           created | changed | busy | fixed | too_many | same_number.
 put(_Name, _Capacity, _IntervalNs, _MaxKeys, _Shadow, _DenyOnError, _Transient, _Replicated) -> ?NOT_LOADED.
 -spec alias(atom(), Name :: binary()) -> boolean().

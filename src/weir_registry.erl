@@ -88,8 +88,8 @@ spec(Name) ->
 
 %% A handle on the one limiter of all policies that decide alike.
 -spec compile(weir_limiter:spec()) -> {ok, reference()} | {error, Message :: binary()}.
-compile(#{scope := cluster}) ->
-    {error, <<"a policy that comes with the call is of scope local: for scope cluster make a limiter with weir:put_limiter/2">>};
+compile(#{scope := Scope}) when Scope =:= cluster; Scope =:= exact ->
+    {error, <<"a policy that comes with the call is of scope local: for another scope make a limiter with weir:put_limiter/2">>};
 compile(Spec) ->
     case weir_limiter:parse(local(Spec)) of
         {ok, Compiled} -> handle(weir_limiter:compiled_name(Compiled), Compiled);
@@ -148,7 +148,7 @@ entry(Name) ->
 %% What the machine is to know of it. Others may still send births of one that was deleted, and send them again until they are
 %% taken: as long as there is a tombstone, the machine has a limiter in whose place everything is over at once.
 -spec replicated(entry()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
-replicated({Name, #{scope := cluster} = Spec, Version}) ->
+replicated({Name, #{scope := Scope} = Spec, Version}) when Scope =/= local ->
     {ok, Compiled} = weir_limiter:parse(Spec),
     {weir_limiter:number(Name), weir_limiter:terms(Compiled, Version)};
 replicated({Name, {deleted, _}, Version}) ->
@@ -294,7 +294,7 @@ put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := Max
                 on_error := OnError, spec := Spec} = Compiled, Transient) ->
     Replicated = case Spec of
                      #{scope := local} -> local;
-                     #{partition := Partition, large_hits := LargeHits} -> {weir_limiter:number(Name), Partition, LargeHits}
+                     #{partition := Partition} -> {weir_limiter:number(Name), Partition, weir_limiter:large_hits(Spec)}
                  end,
     case weir_nif:put(Name, Capacity, IntervalNs, MaxKeys, Shadow, OnError =:= deny, Transient, Replicated) of
         created ->

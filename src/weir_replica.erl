@@ -18,7 +18,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, registered/1, unregistered/1, renew/0, put_limiter/1, drain/1, ask/4, reset/3, stop/0]).
+-export([start_link/0, registered/1, unregistered/1, renew/0, put_limiter/1, drain/1, ask/4, reset/4, stop/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(MAX_QUEUE, 10000).
@@ -79,11 +79,15 @@ ask(Limiter, KeyHash, Hits, Timeout) ->
     end.
 
 %% Births of the key before that time count no more, here and on all nodes that are connected. When this returns, no check
-%% here counts them.
--spec reset(pos_integer(), weir_machine:key_hash(), TimeNs :: non_neg_integer()) -> ok.
-reset(Limiter, KeyHash, Time) ->
+%% here counts them; elsewhere neither, if the others answer in WaitMs.
+-spec reset(pos_integer(), weir_machine:key_hash(), TimeNs :: non_neg_integer(), WaitMs :: non_neg_integer()) -> ok.
+reset(Limiter, KeyHash, Time, WaitMs) ->
     Reset = {weir_reset, 1, Limiter, KeyHash, Time},
-    _ = [erlang:send({?MODULE, Node}, Reset, [nosuspend, noconnect]) || Node <- weir_members:connected()],
+    _ = case {weir_members:connected(), WaitMs} of
+            {[], _} -> ok;
+            {Nodes, 0} -> [erlang:send({?MODULE, Node}, Reset, [nosuspend, noconnect]) || Node <- Nodes];
+            {Nodes, _} -> gen_server:multi_call(Nodes, ?MODULE, Reset, WaitMs)
+        end,
     try gen_server:call(?MODULE, Reset, ?CALL_MS)
     catch exit:_ -> ok
     end.

@@ -8,18 +8,27 @@
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
 %% how long ago its last frame came, and how its clock stands to this one's; `overshoot' how many tokens beyond the capacity may
 %% be admitted because births of other nodes are on their way (`expected': what arrives within one delay, twice, by the arrivals of
-%% the last second, `worst': if each node were asked for all that is left within one delay), and have been (`exceeded').
+%% the last second, `worst': if each node were asked for all that is left within one delay), and have been (`exceeded'). Under
+%% `scope => exact' also the key's `owner' and the `second', which stands by, as this node sees it.
 -spec explain(weir:limiter(), weir:key(), map()) -> map().
 explain(Limiter, Key, Explained) ->
     case {spec(Limiter), weir_machine:attached()} of
-        {{Name, #{scope := cluster, partition := Partition} = Spec}, {ok, Machine}} ->
-            Of = #{scope => cluster, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine)},
-            maps:merge(Of, unsent(Machine, weir_limiter:number(Name), weir_table:key_hash(Key), Spec, Explained));
-        {{_, #{scope := cluster, partition := Partition}}, none} ->
-            #{scope => cluster, partition => Partition, nodes => #{live => 1, registered => 1}, peers => []};
-        _ ->
-            #{scope => local}
+        {none, _} ->
+            #{scope => local};
+        {{_, #{scope := local}}, _} ->
+            #{scope => local};
+        {{Name, #{scope := Scope, partition := Partition} = Spec}, {ok, Machine}} ->
+            Of = #{scope => Scope, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine)},
+            KeyHash = weir_table:key_hash(Key),
+            maps:merge(owners(Scope, KeyHash, Of), unsent(Machine, weir_limiter:number(Name), KeyHash, Spec, Explained));
+        {{_, #{scope := Scope, partition := Partition}}, none} ->
+            owners(Scope, weir_table:key_hash(Key),
+                   #{scope => Scope, partition => Partition, nodes => #{live => 1, registered => 1}, peers => []})
     end.
+
+%% Which node decides the key, and which one stands by.
+owners(exact, KeyHash, Of) -> maps:merge(Of, weir_owner:owners(KeyHash));
+owners(_, _KeyHash, Of) -> Of.
 
 %% A limiter without a name, or deleted meanwhile, is nobody else's.
 spec(Limiter) when is_reference(Limiter) ->
@@ -34,17 +43,14 @@ spec(Limiter) ->
 nodes_of(Machine) ->
     #{live => weir_machine:live(Machine), registered => weir_machine:registered(Machine)}.
 
-%% (Keys that go by their external format have a hash that only the table knows.)
-unsent(Machine, Number, Hash, Spec, #{capacity := Capacity, level := Level}) when is_integer(Hash) ->
+unsent(Machine, Number, Hash, Spec, #{capacity := Capacity, level := Level}) ->
     N = case Spec of
             #{partition := open} -> weir_machine:live(Machine);
             #{} -> weir_machine:registered(Machine)
         end,
     #{unsent => lists:sum([Births || {_, Births} <- weir_machine:unsent(Machine, Number, Hash)]),
       share => max(1, max(0, Capacity - Level) div N),
-      overshoot => weir_machine:overshoot(Machine, Number, Hash, weir_clock:now())};
-unsent(_Machine, _Number, _Other, _Spec, _Explained) ->
-    #{}.
+      overshoot => weir_machine:overshoot(Machine, Number, Hash, weir_clock:now())}.
 
 peers(Machine) ->
     Now = weir_clock:now(),

@@ -8,6 +8,8 @@
 %%  |- weir_registry                makes and changes limiters; without it decisions go on
 %%  |- weir_replica                 tells the other nodes of births; without it each node decides on what it knows
 %%  |    `- weir_peer, one a node   sends frames; ends with weir_replica, and is started again by it
+%%  |- weir_owner                   decides keys of `scope => exact'; without it each node decides on what it knows
+%%  |    `- weir_handover           tells other nodes levels, and ends
 %%  |- weir_sweeper                 clears expired keys; without it they make way for new ones
 %%  |- weir_discovery (if configured)  finds nodes; without it those that are connected stay so
 %%  `- weir_http (if configured)    a supervisor: listener and its connections
@@ -30,7 +32,7 @@ init(SecretId) ->
     ok = weir_registry:make_table(),
     ok = weir_members:make_table(SecretId),
     Workers = [#{id => Module, start => {Module, start_link, []}}
-               || Module <- [weir_clock, weir_members, weir_registry, weir_replica, weir_sweeper]],
+               || Module <- [weir_clock, weir_members, weir_registry, weir_replica, weir_owner, weir_sweeper]],
     {ok, {#{strategy => one_for_one, intensity => 5, period => 10},
           Workers ++ [weir_discovery:child_spec()] ++ http(application:get_env(weir, http))}}.
 

@@ -17,14 +17,15 @@
                    memory_bytes := non_neg_integer()}.
 
 %% The hot path: just the NIF. What isn't an answer goes to check_again/4.
--spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | claim | wrong().
+-spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | weir_nif:ask() | wrong().
 check(Limiter, Key, Hits) ->
     weir_nif:check(Limiter, Key, Hits).
 
--spec check_again(claim | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+-spec check_again(weir_nif:ask() | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
 check_again(Wrong, Limiter, Key, Hits) ->
     case again(Wrong, Limiter, Key, fun(Form) -> check(Form, Limiter, Key, Hits) end) of
-        claim -> weir_claim:check(Limiter, Key, Hits);
+        {claim, Number, KeyHash} -> weir_claim:check(Limiter, Key, Hits, {Number, KeyHash});
+        {owner, Number, KeyHash} -> weir_exact:check(Limiter, Key, Hits, {Number, KeyHash});
         Answer -> Answer
     end.
 
@@ -45,7 +46,8 @@ decide(Limiter, Key, Hits) ->
         #{} = Decision -> Decision;
         Wrong ->
             case again(Wrong, Limiter, Key, fun(Form) -> decide(Form, Limiter, Key, Hits) end) of
-                claim -> weir_claim:decide(Limiter, Key, Hits);
+                {claim, Number, KeyHash} -> weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash});
+                {owner, Number, KeyHash} -> weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash});
                 Answer -> Answer
             end
     end.
@@ -69,8 +71,17 @@ peek(Limiter, Key) ->
 reset(Limiter, Key) ->
     case ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2) of
         {replicated, Number, Hashes, Now} ->
-            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now) end, Hashes);
+            Wait = wait_ms(Limiter),
+            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes);
         Answer -> Answer
+    end.
+
+%% One of scope exact is decided elsewhere: its owner must have heard of it.
+wait_ms(Limiter) ->
+    {ok, Name} = weir_limiter:name(Limiter),
+    case weir_registry:spec(Name) of
+        {ok, #{scope := exact, timeout := Timeout}} -> Timeout;
+        _ -> 0
     end.
 
 -spec explain(weir_nif:limiter(), term()) -> map() | wrong().
@@ -87,15 +98,18 @@ explain(Limiter, Key) ->
 %% The hash that a key is known by on every node with the same secret.
 -spec key_hash(term()) -> pos_integer() | wrong().
 key_hash(Key) ->
-    weir_nif:key_hash(Key).
+    case weir_nif:key_hash(Key) of
+        other_key -> weir_nif:key_hash_external(external(Key));
+        Hash -> Hash
+    end.
 
 -spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
 check_many(Items) ->
-    many(Items, false, fun weir_nif:check_many/2).
+    owned(many(Items, false, fun weir_nif:check_many/2), Items, fun weir_exact:check_many/1).
 
 -spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
 decide_many(Items) ->
-    many(Items, false, fun weir_nif:decide_many/2).
+    owned(many(Items, false, fun weir_nif:decide_many/2), Items, fun weir_exact:decide_many/1).
 
 -spec stats() -> [stats()].
 stats() ->
@@ -174,9 +188,30 @@ validate(Items, Mixed, Before) ->
 more(Rest, Mixed, Decide, Done) ->
     case Decide(Rest, Mixed) of
         {more, Answers, Rest1} -> more(Rest1, Mixed, Decide, [Answers | Done]);
-        {error, Index, Wrong} -> {item, lists:sum([length(D) || D <- Done]) + Index, Wrong};
-        Answers -> lists:append(lists:reverse(Done, [Answers]))
+        {error, Index, Wrong} -> {item, lists:sum([length(plain(D)) || D <- Done]) + Index, Wrong};
+        Answers -> append(lists:reverse(Done, [Answers]))
     end.
+
+append(Parts) ->
+    Answers = lists:append([plain(Part) || Part <- Parts]),
+    case lists:any(fun is_tuple/1, Parts) of
+        true -> {owner, Answers};
+        false -> Answers
+    end.
+
+plain({owner, Answers}) -> Answers;
+plain(Answers) -> Answers.
+
+%% The owners' answers take the places of the questions to them. Asked are all at once.
+owned({owner, Answers}, Items, Ask) ->
+    answered(Answers, Ask([{element(1, Item), element(2, Item), element(3, Item), {Number, KeyHash}}
+                           || {{owner, Number, KeyHash}, Item} <- lists:zip(Answers, Items)]));
+owned(Answers, _Items, _Ask) ->
+    Answers.
+
+answered([{owner, _, _} | Answers], [Owned | Others]) -> [Owned | answered(Answers, Others)];
+answered([Answer | Answers], Owned) -> [Answer | answered(Answers, Owned)];
+answered([], []) -> [].
 
 mend(_, bad_list, _Items, _Mixed, _Decide) ->
     bad_list;

@@ -42,7 +42,7 @@ void Limiter::set_terms(const Terms& terms) noexcept {
 void Limiter::set_flags(const LimiterOptions& options) noexcept {
   flags_.store((options.shadow ? kShadow : 0) | (options.deny_on_error ? kDeny : 0) |
                    (options.number.v != 0 ? kReplicated : 0) | (options.deny_in_minority ? kClosed : 0) |
-                   (options.claims ? kClaims : 0),
+                   (options.claims ? kClaims : 0) | (options.owned ? kOwned : 0),
                std::memory_order_relaxed);
 }
 
@@ -133,7 +133,9 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
   const std::lock_guard lock(mutex_);
   if (const Ref found = find(hash)) {
     Limiter& limiter = *found.limiter;
-    if (options.max_keys != limiter.options_.max_keys || options.number != limiter.options_.number) return Put::fixed;
+    const LimiterOptions& before = limiter.options_;
+    if (options.max_keys != before.max_keys || options.number != before.number || options.owned != before.owned)
+      return Put::fixed;
     if (limiter.converting_) return Put::busy;
     const Terms terms = limiter.terms();
     limiter.options_ = options;

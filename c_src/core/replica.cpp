@@ -110,7 +110,10 @@ bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now) {
   at = time;
   shadows_.erase(name);
   KeyState* const state = keys_.find(id, key);
-  if (state == nullptr) return true;
+  if (state == nullptr) {
+    tell_level(*its, key, now, true);  // the table may know the key from its owner
+    return true;
+  }
   keys_.account(state->published.store(since_reset(name, state->published.load())));
   keys_.account(state->unsent.store(since_reset(name, state->unsent.load())));
   settle(*its, *state, now, true);
@@ -342,9 +345,10 @@ void Replica::tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool ex
   const KeyState* const state = keys_.find(limiter.id, key);
   const Nanos tat = state == nullptr ? Nanos{0} : state->tat;
   const Tokens estimate = state == nullptr ? Tokens{0} : on_the_way(policy.capacity, *state, now);
-  const Tokens more = std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
+  const bool sure = limiter.terms.large_hits == LargeHits::owner;
+  const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
   const Key name{limiter.id.v, key.v};
-  if (estimate.v > 0 && (estimated_.empty() || estimated_.back() != name)) estimated_.push_back(name);
+  if (more.v > 0 && estimate.v > 0 && (estimated_.empty() || estimated_.back() != name)) estimated_.push_back(name);
   const Nanos told = more.v == 0 ? tat : std::max(tat, now) + more * policy.interval;
   if (told > now || exactly) levels_.push_back({limiter.id, key, told, exactly});
 }

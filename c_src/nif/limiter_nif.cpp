@@ -26,7 +26,7 @@ bool get_bool(ERL_NIF_TERM term, bool& value) noexcept {
   return value || term == atoms.false_;
 }
 
-// local | {Number, open | share | closed, admit | claim}
+// local | {Number, open | share | closed, admit | claim | owner}
 bool get_replicated(ErlNifEnv* env, ERL_NIF_TERM term, LimiterOptions& options) noexcept {
   if (term == atoms.local) return true;
   int arity;
@@ -36,8 +36,9 @@ bool get_replicated(ErlNifEnv* env, ERL_NIF_TERM term, LimiterOptions& options) 
     return false;
   options.deny_in_minority = parts[1] == atoms.closed;
   options.claims = parts[2] == atoms.claim;
+  options.owned = parts[2] == atoms.owner;
   return (options.deny_in_minority || parts[1] == atoms.open || parts[1] == atoms.share) &&
-         (options.claims || parts[2] == atoms.admit);
+         (options.claims || options.owned || parts[2] == atoms.admit);
 }
 
 // put(Name, Capacity, IntervalNs, MaxKeys, Shadow, DenyOnError, Transient, Replicated) -> created | changed | busy |

@@ -10,6 +10,7 @@
 
 #include "clock.hpp"
 #include "limiter_nif.hpp"
+#include "owner_nif.hpp"
 #include "replica_nif.hpp"
 #include "table_nif.hpp"
 #include "term.hpp"
@@ -71,12 +72,14 @@ void unload(ErlNifEnv*, void* private_data) {
 // ERL_NIF_INIT wants one array.
 struct Functions {
   ErlNifFunc
-      all[table_functions.size() + limiter_functions.size() + thesis_functions.size() + replica_functions.size()];
+      all[table_functions.size() + limiter_functions.size() + thesis_functions.size() + replica_functions.size() +
+          owner_functions.size()];
   Functions() noexcept {
     ErlNifFunc* const limiters = std::copy(table_functions.begin(), table_functions.end(), all);
     ErlNifFunc* const thesis = std::copy(limiter_functions.begin(), limiter_functions.end(), limiters);
     ErlNifFunc* const replicas = std::copy(thesis_functions.begin(), thesis_functions.end(), thesis);
-    std::copy(replica_functions.begin(), replica_functions.end(), replicas);
+    ErlNifFunc* const owners = std::copy(replica_functions.begin(), replica_functions.end(), replicas);
+    std::copy(owner_functions.begin(), owner_functions.end(), owners);
   }
 } functions;
 

@@ -302,10 +302,11 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
   return true;
 }
 
-// What the tables lost on the way to the replica is looked for on a dirty scheduler.
+// What the tables lost on the way to the replica is looked for on a dirty scheduler. (Not where keys have owners: their
+// cells also hold levels that other nodes told, and these would be counted as births of this one.)
 void rescan(Machine& machine, Nanos now) {
   std::vector<Level> seen;
-  state->registry.for_each_replicated(now, [&](LimiterId limiter, KeyHash key, Nanos tat) {
+  state->registry.for_each_replicated(false, now, [&](LimiterId limiter, KeyHash key, Nanos tat) {
     seen.push_back({limiter, key, tat});
   });
   // Births before the look at the tables are not lost: they come before the comparison.
@@ -417,11 +418,13 @@ bool get_terms(ErlNifEnv* env, ERL_NIF_TERM term, ReplicatedTerms& terms) noexce
     return false;
   terms.policy = {{capacity}, {interval}};
   if (parts[3] != atoms.open && parts[3] != atoms.share && parts[3] != atoms.closed) return false;
-  if (parts[4] != atoms.admit && parts[4] != atoms.claim) return false;
+  if (parts[4] != atoms.admit && parts[4] != atoms.claim && parts[4] != atoms.owner) return false;
   terms.partition = parts[3] == atoms.open    ? Partition::open
                     : parts[3] == atoms.share ? Partition::share
                                               : Partition::closed;
-  terms.large_hits = parts[4] == atoms.admit ? LargeHits::admit : LargeHits::claim;
+  terms.large_hits = parts[4] == atoms.admit   ? LargeHits::admit
+                     : parts[4] == atoms.claim ? LargeHits::claim
+                                               : LargeHits::owner;
   return terms.policy.valid();
 }
 

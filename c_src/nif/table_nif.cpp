@@ -22,12 +22,22 @@ constexpr int kBatchTimeslice = 5;
 // Whether hits that are above the share ask the other nodes first, or are decided here at once.
 enum class Large : std::uint8_t { ask, decide };
 
+// {owner | claim, Number, KeyHash} for a question that goes to other nodes first; 0 if it doesn't.
+ERL_NIF_TERM make_ask(ErlNifEnv* env, const Question& question, Nanos now) noexcept {
+  const Limiter& limiter = *question.ref.limiter;
+  if (!limiter.owned() && !Registry::claims(question.ref, question.key, question.hits, now)) return 0;
+  return enif_make_tuple3(env, limiter.owned() ? atoms.owner : atoms.claim, enif_make_uint(env, limiter.number().v),
+                          enif_make_uint64(env, question.key.v));
+}
+
 template <Form form, Large large>
 ERL_NIF_TERM check(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const Nanos now = clock_now_overlapped();  // first: the counter's latency overlaps with the hash
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
-  if (large == Large::ask && Registry::claims(question.ref, question.key, question.hits, now)) return atoms.claim;
+  if (large == Large::ask && question.ref.limiter->asks()) [[unlikely]] {
+    if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
+  }
   const Decision decision = Registry::decide(question.ref, question.key, question.hits, now, stripe());
   if (decision.allowed && question.ref.limiter->replicated()) wake_reader(env);
   return make_verdict(env, decision);
@@ -38,7 +48,9 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
   const Nanos now = clock_now_overlapped();
-  if (large == Large::ask && Registry::claims(question.ref, question.key, question.hits, now)) return atoms.claim;
+  if (large == Large::ask && question.ref.limiter->asks()) [[unlikely]] {
+    if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
+  }
   Asker asker(question.ref, stripe());
   const Decision decision = asker.decide(question.key, question.hits, now);
   if (decision.allowed && question.ref.limiter->replicated()) wake_reader(env);
@@ -85,6 +97,8 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& ba
 }
 
 // [Answer] when the whole list is answered, else {more, [Answer], Rest}; {error, Index, Reason} with nothing counted.
+// Where {owner, Number, KeyHash} stands among the answers, the owner is still to be asked; then it is {owner, [Answer]}
+// instead of [Answer].
 template <class Answer>
 ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answer) {
   Batch batch;
@@ -97,8 +111,14 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   std::array<ERL_NIF_TERM, kBatch> answers;
   std::optional<Asker> asker;
   bool births = false;
+  bool owned = false;
   for (unsigned i = 0; i < batch.size; ++i) {
     const Question& question = batch.questions[i];
+    if (question.ref.limiter->owned()) [[unlikely]] {
+      owned = true;
+      answers[i] = make_ask(env, question, now);
+      continue;
+    }
     if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, stripe());
     const Decision decision = asker->decide(question.key, question.hits, now);
     answers[i] = answer(decision, *asker);
@@ -106,7 +126,8 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   }
   if (births) wake_reader(env);
   enif_consume_timeslice(env, std::max(1, static_cast<int>(batch.size * kBatchTimeslice / kBatch)));
-  const ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
+  ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
+  if (owned) made = enif_make_tuple2(env, atoms.owner, made);
   return rest ? enif_make_tuple3(env, atoms.more, made, list) : made;
 }
 
@@ -198,10 +219,11 @@ ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
                           enif_make_int64(env, now.v));
 }
 
+template <Form form>
 ERL_NIF_TERM key_hash(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   KeyHash key;
-  if (const ERL_NIF_TERM wrong = hash_key(env, argv[0], Form::native, state->secrets.load(std::memory_order_acquire)->now, key))
-    return wrong;
+  const Secret& secret = state->secrets.load(std::memory_order_acquire)->now;
+  if (const ERL_NIF_TERM wrong = hash_key(env, argv[0], form, secret, key)) return wrong;
   return enif_make_uint64(env, key.v);
 }
 
@@ -215,7 +237,7 @@ ERL_NIF_TERM make_table_stats(ErlNifEnv* env, const TableStats& stats) {
                           enif_make_int64(env, stats.memory_bytes));
 }
 
-const std::array<ErlNifFunc, 20> table_functions = {{
+const std::array<ErlNifFunc, 21> table_functions = {{
     {"check", 3, guarded<check<Form::native, Large::ask>>, 0},
     {"check_external", 3, guarded<check<Form::external, Large::ask>>, 0},
     {"check_here", 3, guarded<check<Form::native, Large::decide>>, 0},
@@ -233,7 +255,8 @@ const std::array<ErlNifFunc, 20> table_functions = {{
     {"explain_external", 2, guarded<explain<Form::external>>, 0},
     {"reset", 2, guarded<reset<Form::native>>, 0},
     {"reset_external", 2, guarded<reset<Form::external>>, 0},
-    {"key_hash", 1, guarded<key_hash>, 0},
+    {"key_hash", 1, guarded<key_hash<Form::native>>, 0},
+    {"key_hash_external", 1, guarded<key_hash<Form::external>>, 0},
     {"nothing", 0, guarded<nothing>, 0},
     {"nothing", 3, guarded<nothing>, 0},
 }};

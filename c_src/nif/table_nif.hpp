@@ -11,6 +11,6 @@ namespace weir::nif {
 // {Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}
 ERL_NIF_TERM make_table_stats(ErlNifEnv* env, const TableStats& stats);
 
-extern const std::array<ErlNifFunc, 20> table_functions;
+extern const std::array<ErlNifFunc, 21> table_functions;
 
 }  // namespace weir::nif

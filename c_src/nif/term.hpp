@@ -37,7 +37,8 @@ inline constexpr unsigned kMaxTupleDepth = 3;
   X(bad_threshold) \
   X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(answer) X(send) X(data) X(repair) X(heartbeat) \
   X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown) \
-  X(local) X(births) X(weir_births) X(none) X(same_number) X(replicated)
+  X(local) X(births) X(weir_births) X(none) X(same_number) X(replicated) \
+  X(owner) X(joined) X(left)
 // clang-format on
 
 struct Atoms {

@@ -45,6 +45,7 @@ struct LimiterOptions {
   LimiterId number;               // of a replicated limiter; 0: of this node alone
   bool deny_in_minority = false;  // Partition::closed
   bool claims = false;            // LargeHits::claim
+  bool owned = false;             // LargeHits::owner: each key is decided by one node
 };
 
 // What the replicated limiters of a node have in common.
@@ -72,6 +73,9 @@ class Limiter {
   bool deny_on_error() const noexcept { return (flags_.load(std::memory_order_relaxed) & kDeny) != 0; }
   bool replicated() const noexcept { return (flags_.load(std::memory_order_relaxed) & kReplicated) != 0; }
   bool claims() const noexcept { return (flags_.load(std::memory_order_relaxed) & kClaims) != 0; }
+  bool owned() const noexcept { return (flags_.load(std::memory_order_relaxed) & kOwned) != 0; }
+  // Whether there are hits that ask other nodes first.
+  bool asks() const noexcept { return (flags_.load(std::memory_order_relaxed) & (kClaims | kOwned)) != 0; }
   // Denies all that comes, as long as this side of a partition is the smaller one.
   bool halted() const noexcept {
     return (flags_.load(std::memory_order_relaxed) & kClosed) != 0 &&
@@ -98,7 +102,7 @@ class Limiter {
 
  private:
   friend class Registry;
-  static constexpr std::uint32_t kShadow = 1, kDeny = 2, kReplicated = 4, kClosed = 8, kClaims = 16;
+  static constexpr std::uint32_t kShadow = 1, kDeny = 2, kReplicated = 4, kClosed = 8, kClaims = 16, kOwned = 32;
   struct alignas(64) Stripe {
     std::array<std::atomic<std::int64_t>, kKinds> of{};
   };
@@ -155,8 +159,8 @@ class Registry {
 
   enum class Put : std::uint8_t { created, changed, busy, fixed, too_many, same_number };
   // (mutex) Makes the limiter, or changes it from `now` on, carrying every key's level over. `busy`: the change before
-  // is still being carried out; call `convert` until it is done. `fixed`: max_keys and the number
-  // are chosen when a limiter is made. `same_number`: another limiter has it.
+  // is still being carried out; call `convert` until it is done. `fixed`: max_keys, the number and
+  // `owned` are chosen when a limiter is made. `same_number`: another limiter has it.
   Put put(std::string_view name, KeyHash hash, const Policy& policy, const LimiterOptions& options, Nanos now);
   // (mutex) Lets `alias` stand for the name from now on. False for an unknown name.
   bool set_alias(KeyHash name, std::uint64_t alias);
@@ -199,12 +203,13 @@ class Registry {
   static void carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept;
   // (mutex) For how long births matter, of all limiters.
   Nanos longest_horizon() const noexcept;
-  // (mutex) Calls visit(number, key, tat) for every key of the replicated limiters. About 15 us for 1000 keys.
+  // (mutex) Calls visit(number, key, tat) for every key of the replicated limiters, either of those whose keys have
+  // owners or of all others. About 15 us for 1000 keys.
   template <class Visit>
-  void for_each_replicated(Nanos now, Visit visit) {
+  void for_each_replicated(bool owned, Nanos now, Visit visit) {
     const std::lock_guard lock(mutex_);
     for (const auto& limiter : limiters_) {
-      if (limiter->phase_ != Limiter::Phase::open || !limiter->replicated()) continue;
+      if (limiter->phase_ != Limiter::Phase::open || !limiter->replicated() || limiter->owned() != owned) continue;
       limiter->table_.for_each(limiter->terms(), now,
                                [&](KeyHash key, const Tat& state) { visit(limiter->number(), key, state.value()); });
     }

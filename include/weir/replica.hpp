@@ -54,8 +54,9 @@ namespace weir {
 // What a side of a partition does: goes on with the full slack; counts its births as if the others did the same;
 // denies unless it is the larger half.
 enum class Partition : std::uint8_t { open, share, closed };
-// Hits above the share: admitted at once, or after asking the others.
-enum class LargeHits : std::uint8_t { admit, claim };
+// Hits above the share: admitted at once, or after asking the others. Or all hits are decided by their key's owner
+// (owners.hpp), whose table is told nothing that might be wrong.
+enum class LargeHits : std::uint8_t { admit, claim, owner };
 
 struct ReplicatedTerms {
   Policy policy;

@@ -1,0 +1,230 @@
+// What weir_owner needs: decisions on keys that this node owns, and levels that nodes tell each other.
+//
+// A level on the wire: limiter's number (32 bits), key's hash (64), TAT (64), little-endian.
+#include "owner_nif.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "clock.hpp"
+#include "term.hpp"
+#include "weir/owners.hpp"
+
+namespace weir::nif {
+
+namespace {
+
+// Of one call: a batch of questions, a message of levels, the members of a cluster.
+constexpr unsigned kItems = 512, kLevels = 1024, kNodes = 4096;
+// Questions times nodes that are weighed on a normal scheduler, about 100 us.
+constexpr std::size_t kManyWeights = 1 << 15;
+constexpr int kTimeslice = 5;  // percent of a slice, of a full batch
+
+struct WireLevel {
+  static constexpr std::size_t kBytes = 20;
+  LimiterId limiter;
+  KeyHash key;
+  Nanos tat;
+
+  void append_to(std::string& bytes) const {
+    char wire[kBytes];
+    std::memcpy(wire, &limiter.v, 4);
+    std::memcpy(wire + 4, &key.v, 8);
+    std::memcpy(wire + 12, &tat.v, 8);
+    bytes.append(wire, kBytes);
+  }
+  static WireLevel from(const char* wire) noexcept {
+    WireLevel level;
+    std::memcpy(&level.limiter.v, wire, 4);
+    std::memcpy(&level.key.v, wire + 4, 8);
+    std::memcpy(&level.tat.v, wire + 12, 8);
+    return level;
+  }
+  bool valid() const noexcept { return limiter.v != 0 && key.v != 0 && tat.v > 0 && tat <= kTimeMax; }
+};
+static_assert(std::endian::native == std::endian::little, "levels are little-endian on the wire");
+
+// {NodeId, ...}, none of them twice.
+bool get_nodes(ErlNifEnv* env, ERL_NIF_TERM term, std::vector<NodeId>& nodes) {
+  int arity;
+  const ERL_NIF_TERM* elements;
+  if (!enif_get_tuple(env, term, &arity, &elements) || static_cast<unsigned>(arity) > kNodes) return false;
+  nodes.resize(static_cast<std::size_t>(arity));
+  for (int i = 0; i < arity; ++i)
+    if (!enif_get_uint(env, elements[i], &nodes[static_cast<std::size_t>(i)].v)) return false;
+  return true;
+}
+
+bool get_key_hash(ErlNifEnv* env, ERL_NIF_TERM term, KeyHash& key) noexcept {
+  ErlNifUInt64 value;
+  if (!enif_get_uint64(env, term, &value) || value == 0) return false;
+  key = {value};
+  return true;
+}
+
+ERL_NIF_TERM make_binary(ErlNifEnv* env, const std::string& bytes) {
+  ERL_NIF_TERM term;
+  std::copy(bytes.begin(), bytes.end(), enif_make_new_binary(env, bytes.size(), &term));
+  return term;
+}
+
+// [{Place, Levels}] of the places that have some; nodes count from 1 in Erlang.
+ERL_NIF_TERM make_told(ErlNifEnv* env, const std::vector<std::string>& told) {
+  ERL_NIF_TERM list = enif_make_list(env, 0);
+  for (std::size_t i = told.size(); i-- > 0;) {
+    if (told[i].empty()) continue;
+    const ERL_NIF_TERM place = enif_make_uint64(env, i + 1);
+    list = enif_make_list_cell(env, enif_make_tuple2(env, place, make_binary(env, told[i])), list);
+  }
+  return list;
+}
+
+struct Item {
+  LimiterId number;
+  KeyHash key;
+  Tokens hits;
+};
+
+// [{Number, KeyHash, Hits}], at most kItems.
+bool get_items(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<Item>& items) {
+  for (ERL_NIF_TERM head, tail; enif_get_list_cell(env, list, &head, &tail); list = tail) {
+    int arity;
+    const ERL_NIF_TERM* parts;
+    Item item;
+    if (items.size() == kItems || !enif_get_tuple(env, head, &arity, &parts) || arity != 3 ||
+        !enif_get_uint(env, parts[0], &item.number.v) || item.number.v == 0 ||
+        !get_key_hash(env, parts[1], item.key) || get_hits(env, parts[2], item.hits) != 0)
+      return false;
+    items.push_back(item);
+  }
+  return enif_is_empty_list(env, list);
+}
+
+// {Allowed, Limit, Remaining, ResetMs, RetryMs, Tat}
+ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Decision& decision, Tokens capacity, Nanos now) noexcept {
+  return enif_make_tuple6(env, decision.allowed ? atoms.true_ : atoms.false_, enif_make_int64(env, capacity.v),
+                          enif_make_int64(env, decision.remaining.v), make_ms(env, decision.reset),
+                          make_ms(env, decision.retry), enif_make_int64(env, (now + decision.reset).v));
+}
+
+// owner_decide([{Number, KeyHash, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the owner], [{Place, Levels}]}:
+// decides what the node at the place Self owns (0: nothing). The levels are those to be told to who stands by.
+ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
+  std::vector<NodeId> nodes;
+  std::vector<Item> items;
+  unsigned self;
+  if (!get_items(env, argv[0], items) || !get_nodes(env, argv[1], nodes) || nodes.empty() ||
+      !enif_get_uint(env, argv[2], &self) || self > nodes.size())
+    return enif_make_badarg(env);
+  if (items.size() * nodes.size() > kManyWeights && enif_thread_type() != ERL_NIF_THR_DIRTY_CPU_SCHEDULER)
+    return enif_schedule_nif(env, "owner_decide", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<decide>, argc, argv);
+  std::vector<ERL_NIF_TERM> answers;
+  std::vector<std::string> told(nodes.size());
+  const Nanos now = clock_now();
+  bool births = false;
+  for (const Item& item : items) {
+    const Owners owners = owners_of(nodes, item.key);
+    const Registry::Ref ref = state->registry.find_number(item.number);
+    if (!ref || !ref.limiter->owned()) {
+      answers.push_back(atoms.unknown);
+    } else if (owners.first + 1 != self) {
+      answers.push_back(enif_make_uint64(env, owners.first + 1));
+    } else {
+      const Decision decision = Registry::decide(ref, item.key, item.hits, now, stripe());
+      answers.push_back(make_outcome(env, decision, ref.limiter->terms().policy.capacity, now));
+      births = births || decision.allowed;
+      const WireLevel level{item.number, item.key, now + decision.reset};
+      if (decision.allowed && owners.second != Owners::kNobody && level.valid())
+        level.append_to(told[owners.second]);
+    }
+  }
+  if (births) wake_reader(env);
+  enif_consume_timeslice(env, std::max(1, static_cast<int>(items.size() * kTimeslice / kItems)));
+  const auto size = static_cast<unsigned>(answers.size());
+  return enif_make_tuple2(env, enif_make_list_from_array(env, answers.data(), size), make_told(env, told));
+}
+
+// owner_rank(KeyHash, Nodes) -> {Place, PlaceOfSecond}; 0 is nobody
+ERL_NIF_TERM rank(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  std::vector<NodeId> nodes;
+  KeyHash key;
+  if (!get_key_hash(env, argv[0], key) || !get_nodes(env, argv[1], nodes)) return enif_make_badarg(env);
+  const Owners owners = owners_of(nodes, key);
+  // (kNobody + 1 is 0.)
+  return enif_make_tuple2(env, enif_make_uint64(env, owners.first + 1), enif_make_uint64(env, owners.second + 1));
+}
+
+// owner_raise(Levels) -> ok: keys that lie lower are brought up to these.
+ERL_NIF_TERM raise(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  std::string_view bytes;
+  if (!get_bytes(env, argv[0], bytes) || bytes.size() % WireLevel::kBytes != 0 ||
+      bytes.size() > kLevels * WireLevel::kBytes)
+    return enif_make_badarg(env);
+  const Nanos now = clock_now();
+  for (std::size_t at = 0; at < bytes.size(); at += WireLevel::kBytes) {
+    const WireLevel level = WireLevel::from(bytes.data() + at);
+    if (!level.valid()) continue;
+    const Registry::Ref ref = state->registry.find_number(level.limiter);
+    if (ref && ref.limiter->owned()) Registry::set_level(ref, level.key, level.tat, false, now);
+  }
+  enif_consume_timeslice(env, std::max(1, static_cast<int>(bytes.size() * kTimeslice / (kLevels * WireLevel::kBytes))));
+  return atoms.ok;
+}
+
+// Who is to be told of a key's level when the node `changed` has joined the others or left them.
+struct Change {
+  std::vector<NodeId> nodes;  // after it
+  NodeId self, changed;
+  bool joined;
+
+  template <class Tell>
+  void for_each_to_tell(KeyHash key, Tell tell) const {
+    const Owners owners = owners_of(nodes, key);
+    if (joined) {
+      for (const std::size_t place : {owners.first, owners.second})
+        if (place != Owners::kNobody && nodes[place] == changed) tell(place);
+      return;
+    }
+    // Only keys that it owned or stood by for have a new owner or stand-by. What the node had that left itself, it
+    // tells to both.
+    if (owners.first == Owners::kNobody || !held_by_changed(owners, key)) return;
+    const bool was_own = self == changed && weight(changed, key) > weight(nodes[owners.first], key);
+    if (was_own) tell(owners.first);
+    if (owners.second != Owners::kNobody && (was_own || nodes[owners.first] == self)) tell(owners.second);
+  }
+
+ private:
+  using Weight = std::pair<std::uint64_t, NodeId>;
+  static Weight weight(NodeId node, KeyHash key) noexcept { return {rendezvous_weight(node, key), node}; }
+  bool held_by_changed(const Owners& owners, KeyHash key) const noexcept {
+    return owners.second == Owners::kNobody || weight(changed, key) > weight(nodes[owners.second], key);
+  }
+};
+
+// owner_levels(Nodes, Self, Changed, joined | left) -> [{Place, Levels}]. Dirty: looks at all keys, about 20 ns each.
+ERL_NIF_TERM levels(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  Change change;
+  if (!get_nodes(env, argv[0], change.nodes) || !enif_get_uint(env, argv[1], &change.self.v) ||
+      !enif_get_uint(env, argv[2], &change.changed.v) || (argv[3] != atoms.joined && argv[3] != atoms.left))
+    return enif_make_badarg(env);
+  change.joined = argv[3] == atoms.joined;
+  std::vector<std::string> told(change.nodes.size());
+  state->registry.for_each_replicated(true, clock_now(), [&](LimiterId limiter, KeyHash key, Nanos tat) {
+    const WireLevel level{limiter, key, tat};
+    if (level.valid()) change.for_each_to_tell(key, [&](std::size_t place) { level.append_to(told[place]); });
+  });
+  return make_told(env, told);
+}
+
+}  // namespace
+
+const std::array<ErlNifFunc, 4> owner_functions = {{
+    {"owner_decide", 3, guarded<decide>, 0},
+    {"owner_rank", 2, guarded<rank>, 0},
+    {"owner_raise", 1, guarded<raise>, 0},
+    {"owner_levels", 4, guarded<levels>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+}};
+
+}  // namespace weir::nif

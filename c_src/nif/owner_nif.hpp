@@ -1,0 +1,11 @@
+#pragma once
+
+#include <erl_nif.h>
+
+#include <array>
+
+namespace weir::nif {
+
+extern const std::array<ErlNifFunc, 4> owner_functions;
+
+}  // namespace weir::nif

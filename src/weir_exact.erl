@@ -1,0 +1,128 @@
+%% @private
+%% @doc Limiters of `scope => exact', as who asks sees them: each key has an owner among the nodes, which is asked by way of this
+%% node's weir_owner.
+%%
+%% The limiter's `timeout' is the whole wait; of a batch, the longest of its limiters' is. What isn't answered in time, or isn't
+%% asked because too many wait, this node decides on what it knows, as under `scope => cluster', and the partition policy applies.
+-module(weir_exact).
+
+-export([check/4, decide/4, check_many/1, decide_many/1]).
+
+-type hashed() :: {weir_nif:limiter_number(), weir_nif:key_hash()}.
+-type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
+
+%% Between two questions while weir_owner is being started again.
+-define(AGAIN_MS, 5).
+
+-spec check(weir_nif:limiter(), term(), pos_integer(), hashed()) -> weir_nif:verdict() | weir_nif:wrong().
+check(Limiter, Key, Hits, Hashed) ->
+    case ask([{Limiter, Key, Hits, Hashed}]) of
+        [{true, _, Remaining, _, _, _}] -> Remaining;
+        [{false, _, _, _, infinity, _}] -> infinity;
+        [{false, _, _, _, RetryMs, _}] -> -RetryMs;
+        [here] -> weir_table:check_here(Limiter, Key, Hits);
+        [unknown_limiter] -> unknown_limiter
+    end.
+
+-spec decide(weir_nif:limiter(), term(), pos_integer(), hashed()) -> weir_nif:decision() | weir_nif:wrong().
+decide(Limiter, Key, Hits, Hashed) ->
+    case ask([{Limiter, Key, Hits, Hashed}]) of
+        [{_, _, _, _, _, _} = Outcome] -> decision(Outcome);
+        [here] -> weir_table:decide_here(Limiter, Key, Hits);
+        [unknown_limiter] -> unknown_limiter
+    end.
+
+-spec check_many([item()]) -> [weir_nif:answer()].
+check_many(Items) ->
+    [case Decision of
+         #{allowed := true, remaining := Remaining} -> {allow, Remaining};
+         #{retry_ms := RetryMs} -> {deny, RetryMs}
+     end || Decision <- decide_many(Items)].
+
+-spec decide_many([item()]) -> [weir_nif:decision()].
+decide_many(Items) ->
+    lists:zipwith(fun(_Item, {_, _, _, _, _, _} = Outcome) -> decision(Outcome);
+                     ({Limiter, Key, Hits, _}, _) -> here(Limiter, Key, Hits)
+                  end, Items, ask(Items)).
+
+%% The other answers of a batch are given already, and one that is deleted meanwhile is no fault of the caller's: it is allowed, as
+%% by `on_error', whose setting went with it.
+here(Limiter, Key, Hits) ->
+    case weir_table:decide_here(Limiter, Key, Hits) of
+        #{} = Decision -> Decision;
+        _Gone -> #{allowed => true, limit => 1, remaining => 0, reset_ms => 0, retry_ms => 0}
+    end.
+
+decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat}) ->
+    #{allowed => Allowed, limit => Limit, remaining => Remaining, reset_ms => ResetMs, retry_ms => RetryMs}.
+
+%% ---- asking ----
+
+%% In the order of the items: the owner's outcome; `here' is decided here; `unknown_limiter' when weir is being stopped, whose
+%% table of limiters goes before the limiters do. (Decided here they would be decided once more than the owner knows of.)
+ask(Items) ->
+    Now = erlang:monotonic_time(millisecond),
+    {Asks, Known} = asks(lists:zip(lists:seq(1, length(Items)), Items), Now, [], #{}),
+    Outcomes = ask(Asks, Known, lists:max([Now | [Deadline || {_, _, _, _, Deadline} <- Asks]])),
+    Answers = [maps:get(Place, Outcomes, here) || Place <- lists:seq(1, length(Items))],
+    ok = weir_owner:count(here, length([Here || Here <- Answers, Here =:= here])),
+    Answers.
+
+asks([{Place, {Limiter, _Key, Hits, {Number, KeyHash}}} | Items], Now, Asks, Known) ->
+    {ok, Name} = weir_limiter:name(Limiter),
+    case weir_registry:entry(Name) of
+        {_, #{timeout := Timeout}, _} ->
+            asks(Items, Now, [{Place, Number, KeyHash, Hits, Now + Timeout} | Asks], Known);
+        {_, {deleted, _}, _} ->
+            asks(Items, Now, Asks, Known#{Place => here});
+        none ->
+            asks(Items, Now, Asks, Known#{Place => unknown_limiter})
+    end;
+asks([], _Now, Asks, Known) ->
+    {lists:reverse(Asks), Known}.
+
+ask([], Outcomes, _Until) ->
+    Outcomes;
+ask(Asks, Outcomes, Until) ->
+    Ref = erlang:monitor(process, weir_owner, [{alias, demonitor}]),
+    _ = try weir_owner ! {weir_ask, Ref, Asks}
+        catch error:badarg -> down
+        end,
+    Result = collect(Ref, length(Asks), Outcomes, Until),
+    true = erlang:demonitor(Ref, [flush]),
+    ok = flush(Ref),
+    case Result of
+        {down, Got} ->
+            %% It is started again in a moment, or weir is being stopped.
+            Left = [Ask || {Place, _, _, _, _} = Ask <- Asks, not is_map_key(Place, Got)],
+            again(Left, Got, Until);
+        Got ->
+            Got
+    end.
+
+again(Left, Got, Until) ->
+    case erlang:monotonic_time(millisecond) + ?AGAIN_MS < Until of
+        true ->
+            receive after ?AGAIN_MS -> ok end,
+            case ets:whereis(weir_registry) of
+                undefined -> maps:merge(Got, maps:from_list([{Place, unknown_limiter} || {Place, _, _, _, _} <- Left]));
+                _ -> ask(Left, Got, Until)
+            end;
+        false ->
+            Got
+    end.
+
+collect(_Ref, 0, Outcomes, _Until) ->
+    Outcomes;
+collect(Ref, Missing, Outcomes, Until) ->
+    receive
+        {Ref, Place, Outcome} -> collect(Ref, Missing - 1, Outcomes#{Place => Outcome}, Until);
+        {'DOWN', Ref, process, _, _} -> {down, Outcomes}
+    after max(0, Until - erlang:monotonic_time(millisecond)) ->
+        Outcomes
+    end.
+
+flush(Ref) ->
+    receive {Ref, _, _} -> flush(Ref)
+    after 0 -> ok
+    end.
