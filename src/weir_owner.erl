@@ -32,7 +32,7 @@
 -include_lib("kernel/include/logger.hrl").
 
 -export([start_link/0, leave/1, owners/1, count/2, counts/0]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([ask/0]).
 
@@ -46,6 +46,8 @@
 -define(MAX_OUT, 16384).
 -define(TICK_MS, 250).
 -define(AGAIN_MS, 5).
+%% How long the end waits for answers that are on their way.
+-define(FINISH_MS, 500).
 %% 1024 levels: kLevels of c_src/nif/owner_nif.cpp.
 -define(MAX_LEVELS, 20480).
 
@@ -108,6 +110,7 @@ counts() ->
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
+    _ = process_flag(trap_exit, true),
     _ = process_flag(message_queue_data, off_heap),
     {ok, #{peer_timeout := Patience}} = weir_members:options(),
     _ = erlang:send_after(?TICK_MS, self(), tick),
@@ -165,6 +168,18 @@ is_ask({_, Number, KeyHash, Hits, Deadline}) ->
         andalso is_integer(Hits) andalso Hits > 0 andalso Hits < 1 bsl 63;
 is_ask(_) ->
     false.
+
+%% What other nodes have decided by now reaches those who asked: it is counted there.
+-spec terminate(term(), #state{}) -> ok.
+terminate(_Reason, State) ->
+    finish(State, now_ms() + ?FINISH_MS).
+
+finish(#state{sent = Sent}, _Until) when map_size(Sent) =:= 0 ->
+    ok;
+finish(State, Until) ->
+    receive {weir_owner, 1, Node, {answers, _, _} = Answers} -> finish(heard(Answers, Node, State), Until)
+    after max(0, Until - now_ms()) -> ok
+    end.
 
 %% Questions are gathered until nothing else is in the mailbox, or they are enough, or other messages enough.
 more(#state{others_handled = Handled} = State) ->
