@@ -3,7 +3,7 @@
 #
 #   bench/run.sh                       all, some 4 minutes
 #   bench/run.sh quick                 the same in a minute or two, to see that it runs: its figures are rough
-#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue
+#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact
 #
 # Let nothing else run on the machine; bench/README.md says what is measured and how to read it.
 set -eu
@@ -22,7 +22,7 @@ if [ "${1:-}" = quick ]; then
   length=quick
   shift
 fi
-[ $# -gt 0 ] || set -- decisions memory latency http queue
+[ $# -gt 0 ] || set -- decisions memory latency http queue exact
 
 out=$root/_build/bench
 mkdir -p "$out/ebin"
@@ -60,7 +60,8 @@ for part in "$@"; do
       ;;
     http) in_vm bench_http "$length" "$root/bench" "$out/4.part" ;;
     queue) in_vm bench_queue "$length" "$out/5.part" ;;
-    *) fail "no such part: $part (decisions, latency, memory, http, queue)" ;;
+    exact) in_vm bench_exact "$length" "$out/6.part" ;;
+    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact)" ;;
   esac
 done
 cat "$out"/*.part >"$out/report.md"

@@ -105,7 +105,7 @@ a_side_denies(_) ->
 
 claims_are_asked(_) ->
     {Me, Other} = start([1, 2], #{partition => open, large_hits => claim}),
-    ?assertEqual(claim, weir_nif:check(<<"cluster">>, ?KEY, 6)),
+    ?assertEqual({claim, ?NUMBER, hash()}, weir_nif:check(<<"cluster">>, ?KEY, 6)),
     ?assertEqual(9, weir_nif:check(<<"cluster">>, ?KEY, 1)),
     ?assertEqual(3, weir_nif:check_here(<<"cluster">>, ?KEY, 6)),
     _ = step(Me, births),

@@ -296,7 +296,7 @@ large_hits_ask(_) ->
     ok = put_everywhere(Peers, bulk, (?SLOW)#{large_hits => claim, timeout => 5000}),
     Hits = ?C div 2 + 1,
     [?assertEqual(1, length([allowed || {allow, _} <- at_once([A, B, C], fun(P) -> call(P, weir, check, [bulk, Key, Hits]) end)]))
-     || Key <- [<<"one">>, <<"two">>, <<"three">>]],
+     || Key <- [<<"one">>, <<"two">>, <<"three">>, #{by => <<"its external format">>}]],
     ?assertMatch(#{allowed := false}, call(A, weir, decide, [bulk, <<"one">>, Hits])),
     #{allowed := true, remaining := Remaining} = call(B, weir, decide, [bulk, <<"four">>, Hits]),
     ?assertEqual(?C - Hits, Remaining),

@@ -164,7 +164,6 @@ bad_limiters_are_explained(_) ->
      end || {Spec, Code, Word} <-
                 [{<<"{\"rate\":[0,\"minute\"]}">>, <<"bad_field">>, <<"rate[0]">>},
                  {<<"{\"rate\":[5,\"minute\"],\"burts\":5}">>, <<"bad_field">>, <<"burts">>},
-                 {<<"{\"rate\":[5,\"minute\"],\"scope\":\"exact\"}">>, <<"bad_limiter">>, <<"scope">>},
                  {<<"{\"rate\":[5,\"minute\"],\"algorithm\":\"sliding_log\"}">>, <<"bad_limiter">>, <<"algorithm">>},
                  {<<"{\"rate\":[300000000,\"second\"]}">>, <<"bad_limiter">>, <<"rate">>},
                  {<<"{\"rate\":">>, <<"bad_json">>, <<"line 1, column 9">>}]],

@@ -204,7 +204,7 @@ impossible_spans(_) ->
     ?assertEqual([{allow, 0}, {deny, 13000 * 86400000}], [weir:check(Slowest, key) || _ <- [1, 2]]).
 
 what_does_not_exist_yet(_) ->
-    bad_spec(#{rate => {5, minute}, scope => exact}, ["scope", "local", "cluster", "exact"]),
+    bad_spec(#{rate => {5, minute}, scope => galaxy}, ["scope", "local", "cluster", "exact", "galaxy"]),
     bad_spec(#{rate => {5, minute}, algorithm => sliding_log}, ["algorithm", "token_bucket", "sliding_log"]),
     bad_spec(#{rate => {5, minute}, algorithm => <<"token_bucket">>}, ["algorithm"]).
 
