@@ -129,7 +129,7 @@ resets_hold(_) ->
     Old = asked(Other, 4),
     [check() || _ <- lists:seq(1, 6)],
     _ = settle(Me),
-    {replicated, ?NUMBER, Hash, Time} = weir_nif:reset(<<"cluster">>, ?KEY),
+    {replicated, ?NUMBER, [Hash], Time} = weir_nif:reset(<<"cluster">>, ?KEY),
     ?assertEqual(hash(), Hash),
     ?assert(weir_machine:reset(Me, ?NUMBER, Hash, Time, now_ns())),
     [feed(Me, Frame) || {1, Frame, data} <- Old],

@@ -222,7 +222,7 @@ ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 template <Form form>
 ERL_NIF_TERM key_hash(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   KeyHash key;
-  const Secret& secret = state->secrets.load(std::memory_order_acquire)->now;
+  const SipKey& secret = state->secrets.load(std::memory_order_acquire)->now;
   if (const ERL_NIF_TERM wrong = hash_key(env, argv[0], form, secret, key)) return wrong;
   return enif_make_uint64(env, key.v);
 }
