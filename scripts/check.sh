@@ -9,7 +9,7 @@
 # Environment
 #   FUZZ_SECONDS   for each fuzzer (10; long: 600)       CLOCK_SECONDS  for the clock (5; long: 60)
 #   WEIR_CASES     cases of each property (long: 10000)  WEIR_JOBS      parallel compilers (one a core)
-#   WEIR_ROUNDS    of several faults at once on nodes (3; long: 50)
+#   WEIR_ROUNDS    of several faults at once on nodes (10; long: 100)
 #   TSAN_TESTS     the Catch2 tests to run under ThreadSanitizer ([threads])
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -130,7 +130,7 @@ names=("$@")
 if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
-  export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-50} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
+  export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
   names=("${all[@]}" clock aarch64 nif_asan)
 fi
 

@@ -13,7 +13,7 @@ suite() -> [{timetrap, {seconds, 60}}].
 
 all() ->
     [births_reach_the_machine, births_of_others_reach_the_table, woken_once, one_attached_at_a_time, evicted_levels_come_back,
-     lost_births_are_found_again, a_side_denies, claims_are_asked, claims_of_others_count, resets_hold, numbers_are_unique, many_processes,
+     lost_births_are_found_again, lost_births_count_once, a_side_denies, claims_are_asked, claims_of_others_count, resets_hold, numbers_are_unique, many_processes,
      nothing_without_a_machine, changes_carry_over].
 
 init_per_testcase(_, Config) ->
@@ -94,6 +94,19 @@ lost_births_are_found_again(_) ->
     until(fun() -> _ = step(Me, births), weight(weir_machine:published(Me, 8, hash())) + weight(weir_machine:unsent(Me, 8, hash())) >= Count end),
     _ = settle(Me),
     ?assertEqual(Count, weight(weir_machine:published(Me, 8, hash())) + weight(weir_machine:unsent(Me, 8, hash()))).
+
+%% Also where the step that looks for them began before they were admitted, as one may that waits for its turn.
+lost_births_count_once(_) ->
+    {Me, _} = start([1, 2]),
+    Keys = 10000,
+    put_replicated(<<"many">>, 8, 10),
+    [] = weir_machine:put_limiter(Me, 8, #{capacity => 10, interval_ns => interval(10)}, now_ns()),
+    Before = now_ns(),
+    [{allow, 9} = weir:check(<<"many">>, {key, I}) || I <- lists:seq(1, Keys)],
+    Known = fun(I) -> Hash = weir_table:key_hash({key, I}),
+                      weight(weir_machine:published(Me, 8, Hash)) + weight(weir_machine:unsent(Me, 8, Hash)) end,
+    until(fun() -> _ = weir_machine:step(Me, births, Before), lists:all(fun(I) -> Known(I) > 0 end, lists:seq(1, Keys)) end),
+    ?assertEqual([], [{I, N} || I <- lists:seq(1, Keys), N <- [Known(I)], N =/= 1]).
 
 %% The smaller side of a partition, under `closed'.
 a_side_denies(_) ->

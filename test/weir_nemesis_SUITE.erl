@@ -10,7 +10,7 @@
 %% A side of a partition (open) is such a set of nodes of its own, and who dies takes its unsent births along, at most slack/N.
 %% Keys have ?C tokens, and unless a test says otherwise they come back a day apart: none does during a test.
 %%
-%%   WEIR_ROUNDS     rounds of several_faults (3)
+%%   WEIR_ROUNDS     rounds of several_faults (10)
 %%   WEIR_SEED       its seed (a new one each time, which is printed)
 %% Shows R34 of doc/requirements.md.
 -module(weir_nemesis_SUITE).
@@ -22,7 +22,7 @@
 
 -import(weir_cluster, [call/4, add/2, kill/1, terminate/1, suspend/1, resume/1, restart/2, cut/2, heal/2, checks/4, everywhere/4,
                        see_each_other/1, denied_by_all/3, node_of/1, wait_until/2, members/1, machine_live/1]).
--import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, settle/1, copying/1, at_once/2, same_limiters/1]).
+-import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, settle/1, at_once/2, same_limiters/1]).
 
 -define(KEY, <<"alice">>).
 -define(C, 300).
@@ -110,7 +110,7 @@ started_an_hour_ahead(_) ->
     New = keep(restart(C, [A, B])),
     All = [A, B, New],
     see_each_other(All),
-    wait_until(copied, fun() -> not copying(New) end),
+    ready([New]),
     denied_by_all(All, login, ?KEY),
     agree(All, login, ?KEY),
     Refused = refused(A),
@@ -285,7 +285,7 @@ in_turn(Peers, Restart) ->
                                           New = Restart(Peer, Others),
                                           Meanwhile = loaded(Load),
                                           see_each_other([New | Others]),
-                                          wait_until(copied, fun() -> not copying(New) end),
+                                          ready([New]),
                                           {[New | Others], Sum + Meanwhile + rounds([New | Others], login, ?KEY, 1)}
                                   end, {Peers, 0}, Peers),
     within(restarted, ?C, ?C + 3 * ?AT_ONCE, Admitted + rounds_until_denied(All, login, ?KEY)),
@@ -326,7 +326,7 @@ joins_under_heavy_load(_) ->
     New = keep(add(Peers, #{})),
     All = Peers ++ [New],
     see_each_other(All),
-    wait_until(copied, fun() -> not copying(New) end),
+    ready([New]),
     Joined = [call(New, ?MODULE, start_asking, [login, Keys, 50000 div 3])],
     wait_until(used_up, fun() -> 0 =:= call(A, ?MODULE, allowed, [login, Keys]) end),
     Asked = asked(All, Pids ++ Joined, asked),
@@ -394,7 +394,7 @@ all_at_once(Peers, Limiter, Key, Most) ->
 %% deny what was used up. In the end nothing is left of it.
 several_faults(_) ->
     Seed = number("WEIR_SEED", erlang:system_time(millisecond)),
-    Rounds = number("WEIR_ROUNDS", 3),
+    Rounds = number("WEIR_ROUNDS", 10),
     ct:pal("WEIR_SEED=~b WEIR_ROUNDS=~b", [Seed, Rounds]),
     ct:timetrap({seconds, 120 + 60 * Rounds}),
     _ = rand:seed(exsss, Seed),
@@ -428,7 +428,7 @@ faults(Peers, Round) ->
     Dead = [P || {Fault, P} <- Faults, Fault =:= kill orelse Fault =:= terminate],
     Now = lists:foldl(fun(P, Running) -> [keep(restart(P, Running)) | Running] end, Peers -- Dead, Dead),
     weir_cluster:join(Now),
-    wait_until(copied, fun() -> not lists:any(fun weir_cluster_SUITE:copying/1, Now) end),
+    ready(Now),
     Third = rounds_until_denied(Now, login, Key),
     %% c; what the sides admitted beyond what the others knew; of the dead what they had not told, less than a share each.
     Most = ?C + Alone + length(Dead) * ?C div 5 + 5 * ?AT_ONCE,
@@ -503,6 +503,10 @@ step_clock(Peer, File, Ms) ->
 clock_offset(Peer, Other) ->
     #{peers := Peers} = call(Peer, weir, explain, [login, ?KEY]),
     lists:sum([Offset || #{node := Node, clock_offset_ns := Offset} <- Peers, Node =:= node_of(Other)]).
+
+%% They know what the others know, as they say themselves.
+ready(Peers) ->
+    wait_until(ready, fun() -> lists:all(fun(P) -> call(P, weir_ready, check, []) =:= ready end, Peers) end).
 
 %% ---- rounds
 
