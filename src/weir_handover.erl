@@ -24,14 +24,14 @@ start(Nodes, Scan, Last) ->
                           Told = Scan(),
                           Monitors = [spawn_monitor(fun() -> tell(Node, proplists:get_value(Node, Told, <<>>), Last) end)
                                       || Node <- Nodes],
-                          exit(lists:foldl(fun worst/2, normal, Monitors))
+                          case [Node || {Node, Monitor} <- lists:zip(Nodes, Monitors), not ended(Monitor)] of
+                              [] -> ok;
+                              Missed -> exit({shutdown, {not_told, Missed}})
+                          end
                   end).
 
-worst({_, Monitor}, Before) ->
-    receive
-        {'DOWN', Monitor, process, _, normal} -> Before;
-        {'DOWN', Monitor, process, _, _} -> {shutdown, not_told}
-    end.
+ended({_, Monitor}) ->
+    receive {'DOWN', Monitor, process, _, Reason} -> Reason =:= normal end.
 
 %% A node that isn't there, or ends meanwhile, is no fault.
 tell(Node, Levels, Last) ->

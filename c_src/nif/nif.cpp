@@ -71,9 +71,8 @@ void unload(ErlNifEnv*, void* private_data) {
 
 // ERL_NIF_INIT wants one array.
 struct Functions {
-  ErlNifFunc
-      all[table_functions.size() + limiter_functions.size() + thesis_functions.size() + replica_functions.size() +
-          owner_functions.size()];
+  ErlNifFunc all[table_functions.size() + limiter_functions.size() + thesis_functions.size() +
+                 replica_functions.size() + owner_functions.size()];
   Functions() noexcept {
     ErlNifFunc* const limiters = std::copy(table_functions.begin(), table_functions.end(), all);
     ErlNifFunc* const thesis = std::copy(limiter_functions.begin(), limiter_functions.end(), limiters);

@@ -94,8 +94,8 @@ bool get_items(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<Item>& items) {
     const ERL_NIF_TERM* parts;
     Item item;
     if (items.size() == kItems || !enif_get_tuple(env, head, &arity, &parts) || arity != 3 ||
-        !enif_get_uint(env, parts[0], &item.number.v) || item.number.v == 0 ||
-        !get_key_hash(env, parts[1], item.key) || get_hits(env, parts[2], item.hits) != 0)
+        !enif_get_uint(env, parts[0], &item.number.v) || item.number.v == 0 || !get_key_hash(env, parts[1], item.key) ||
+        get_hits(env, parts[2], item.hits) != 0)
       return false;
     items.push_back(item);
   }
@@ -109,8 +109,9 @@ ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Decision& decision, Tokens capac
                           make_ms(env, decision.retry), enif_make_int64(env, (now + decision.reset).v));
 }
 
-// owner_decide([{Number, KeyHash, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the owner], [{Place, Levels}]}:
-// decides what the node at the place Self owns (0: nothing). The levels are those to be told to who stands by.
+// owner_decide([{Number, KeyHash, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the owner], [{Place,
+// Levels}]}: decides what the node at the place Self owns (0: nothing). The levels are those to be told to who stands
+// by.
 ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   std::vector<NodeId> nodes;
   std::vector<Item> items;
@@ -136,8 +137,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
       answers.push_back(make_outcome(env, decision, ref.limiter->terms().policy.capacity, now));
       births = births || decision.allowed;
       const WireLevel level{item.number, item.key, now + decision.reset};
-      if (decision.allowed && owners.second != Owners::kNobody && level.valid())
-        level.append_to(told[owners.second]);
+      if (decision.allowed && owners.second != Owners::kNobody && level.valid()) level.append_to(told[owners.second]);
     }
   }
   if (births) wake_reader(env);
