@@ -8,7 +8,7 @@
 
 -export([check/4, decide/4, check_many/1, decide_many/1]).
 
--type hashed() :: {weir_nif:limiter_number(), weir_nif:key_hash()}.
+-type hashed() :: {weir_nif:limiter_number(), weir_nif:owned_key()}.
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
 
 %% Between two questions while weir_owner is being started again.

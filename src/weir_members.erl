@@ -473,6 +473,8 @@ switch(Id, State) ->
             {ok, say_hello(nodes(), State)};
         ok ->
             true = ets:insert(?MODULE, [{secret, Id}, {before, Own}]),
+            %% Under another hash, keys of `scope => exact' have other owners: these are to know all that there is.
+            ok = weir_replica:push(),
             ?LOG_NOTICE(#{what => secret_rotated}),
             {ok, say_hello(nodes(), State)};
         {error, _} = Error ->

@@ -18,12 +18,12 @@
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
-         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2,
-         replica_attached/0, replica_detach/0]).
+         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2,
+         replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
--export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, ask/0, limiter_number/0, key_hash/0, outcome/0, table_stats/0, wrong_queue/0,
-              event/0, effect/0]).
+-export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, ask/0, limiter_number/0, key_hash/0, owned_key/0, outcome/0,
+              table_stats/0, wrong_queue/0, event/0, effect/0]).
 
 -on_load(load/0).
 
@@ -42,7 +42,9 @@
                         EvictedTokens :: non_neg_integer(), Bytes :: non_neg_integer()}.
 %% What other nodes are to decide first: hits above this node's share under `large_hits => claim', and all hits of limiters of
 %% `scope => exact'.
--type ask() :: {claim | owner, Number :: limiter_number(), key_hash()}.
+-type ask() :: {claim | owner, Number :: limiter_number(), owned_key()}.
+%% While keys are carried over after a rotation of the secret, owners are told the hash of before as well.
+-type owned_key() :: key_hash() | {key_hash(), Before :: key_hash()}.
 -type limiter_number() :: 1..16#ffffffff.
 %% The owner's answer; the last is the key's TAT after it.
 -type outcome() :: {Allowed :: boolean(), Limit :: pos_integer(), Remaining :: non_neg_integer(), ResetMs :: non_neg_integer(),
@@ -135,7 +137,7 @@ key_hash_external(_External) -> ?NOT_LOADED.
 
 %% At most 512 items: as long as as many checks, and 3 ns an item and node; more than 100 us on a dirty scheduler. Nodes are known
 %% by their places from 1 on, Self 0 owns nothing. The second list is levels to be told to who stands by.
--spec owner_decide([{limiter_number(), key_hash(), Hits :: pos_integer()}], Nodes :: tuple(), Self :: non_neg_integer()) ->
+-spec owner_decide([{limiter_number(), owned_key(), Hits :: pos_integer()}], Nodes :: tuple(), Self :: non_neg_integer()) ->
           {[outcome() | unknown | Owner :: pos_integer()], [{Second :: pos_integer(), Levels :: binary()}]}.
 owner_decide(_Items, _Nodes, _Self) -> ?NOT_LOADED.
 -spec owner_rank(key_hash(), Nodes :: tuple()) -> {Owner :: non_neg_integer(), Second :: non_neg_integer()}.

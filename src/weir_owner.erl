@@ -39,7 +39,7 @@
 %% In monotonic milliseconds.
 -type ms() :: integer().
 %% A caller's question: its place among those of the call. The answers are {Alias, Place, Outcome}.
--type ask() :: {Place :: pos_integer(), weir_nif:limiter_number(), weir_nif:key_hash(), Hits :: pos_integer(), Deadline :: ms()}.
+-type ask() :: {Place :: pos_integer(), weir_nif:limiter_number(), weir_nif:owned_key(), Hits :: pos_integer(), Deadline :: ms()}.
 
 -define(BATCH, 512).
 -define(MAX_QUEUE, 10000).
@@ -164,10 +164,17 @@ handle_info(_, State) ->
 
 is_ask({_, Number, KeyHash, Hits, Deadline}) ->
     is_integer(Number) andalso Number > 0 andalso Number =< 16#ffffffff andalso is_integer(Deadline)
-        andalso is_integer(KeyHash) andalso KeyHash > 0 andalso KeyHash =< 16#ffffffffffffffff
+        andalso is_hash(KeyHash)
         andalso is_integer(Hits) andalso Hits > 0 andalso Hits < 1 bsl 63;
 is_ask(_) ->
     false.
+
+is_hash({KeyHash, Before}) -> is_hash(KeyHash) andalso is_hash(Before);
+is_hash(KeyHash) -> is_integer(KeyHash) andalso KeyHash > 0 andalso KeyHash =< 16#ffffffffffffffff.
+
+%% While keys are carried over after a rotation of the secret, the hash of before comes with it.
+hash({KeyHash, _Before}) -> KeyHash;
+hash(KeyHash) -> KeyHash.
 
 %% What other nodes have decided by now reaches those who asked: it is counted there.
 -spec terminate(term(), #state{}) -> ok.
@@ -316,7 +323,7 @@ took(Batch, Asks, #state{sent = Sent, out = Out} = State) ->
 answered(Answered, State) ->
     Good = [{Asked, Outcome} || {Asked, Outcome} <- Answered, is_outcome(Outcome)],
     _ = [answer(Asked, Outcome) || {Asked, Outcome} <- Good],
-    ok = raise(<< <<Number:32/little, KeyHash:64/little, Tat:64/little>>
+    ok = raise(<< <<Number:32/little, (hash(KeyHash)):64/little, Tat:64/little>>
                   || {{_, {_, Number, KeyHash, _, _}}, {_, _, _, _, _, Tat}} <- Good >>),
     wait([Asked || {Asked, Outcome} <- Answered, not is_outcome(Outcome)], State).
 

@@ -18,7 +18,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, registered/1, unregistered/1, renew/0, put_limiter/1, drain/1, ask/4, reset/4, stop/0]).
+-export([start_link/0, registered/1, unregistered/1, renew/0, put_limiter/1, drain/1, push/0, ask/4, reset/4, stop/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(MAX_QUEUE, 10000).
@@ -70,6 +70,11 @@ drain(Timeout) ->
             ok
     catch exit:_ -> ok
     end.
+
+%% Sends what the others don't know, and doesn't wait.
+-spec push() -> ok.
+push() ->
+    gen_server:cast(?MODULE, push).
 
 %% Asks the other nodes before so many hits are admitted; `unknown' if that takes longer.
 -spec ask(pos_integer(), weir_machine:key_hash(), pos_integer(), TimeoutMs :: pos_integer()) -> boolean() | unknown.
@@ -156,8 +161,7 @@ handle_call({limiter, Name}, _From, State) ->
 handle_call({weir_reset, 1, _, _, _} = Reset, _From, State) ->
     {reply, ok, handle(Reset, State)};
 handle_call(drain, _From, #state{peers = Peers} = State) ->
-    Drained = lists:foldl(fun push/2, run(births, State), weir_registry:entries()),
-    {reply, [Peer || {_, Peer} <- maps:values(Peers)], Drained};
+    {reply, [Peer || {_, Peer} <- maps:values(Peers)], push_all(State)};
 handle_call(_, _From, State) ->
     {reply, unknown, State}.
 
@@ -166,6 +170,8 @@ handle_cast({registered, Node}, State) ->
     {noreply, add(Node, State)};
 handle_cast({unregistered, Node}, State) ->
     {noreply, remove(Node, State)};
+handle_cast(push, State) ->
+    {noreply, push_all(State)};
 handle_cast(renew, State) ->
     #{incarnation := Incarnation} = weir_members:start(),
     case weir_members:machine() of
@@ -241,6 +247,9 @@ put_limiter(Entry, #state{machine = Machine} = State) ->
         {Id, Terms} -> execute(weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()), State);
         none -> State
     end.
+
+push_all(State) ->
+    lists:foldl(fun push/2, run(births, State), weir_registry:entries()).
 
 %% A change pushes what is unsent under the terms before it, and one that changes nothing does no more.
 push(Entry, #state{machine = Machine} = State) ->

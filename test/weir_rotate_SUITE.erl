@@ -28,7 +28,8 @@ all() ->
 
 groups() ->
     [{alone, [], [levels_are_kept, kept_until_it_is_over, batches, resets, many_processes, nothing_to_rotate_to, secrets_stay_secret]},
-     {cluster, [], [kept_on_three_nodes, full_buckets_stay_full_under_load, while_a_bucket_fills, a_reset_is_of_both_hashes,
+     {cluster, [], [kept_on_three_nodes, kept_by_new_owners, full_buckets_stay_full_under_load, while_a_bucket_fills,
+                    a_reset_is_of_both_hashes,
                     a_member_cannot_follow, away_during_the_switch, restarted_in_the_midst, with_the_new_secret_only]}].
 
 init_per_testcase(_, Config) -> Config.
@@ -214,6 +215,25 @@ left(Peer, Key) ->
 published(Key) ->
     {ok, Machine} = weir_machine:attached(),
     weir_machine:published(Machine, weir_limiter:number(<<"login">>), weir_table:key_hash(Key)).
+
+%% Nearly all keys have another owner under the new hash, who decides on all that was admitted before.
+kept_by_new_owners(_) ->
+    Peers = start_all(3, #{env => ?ENV}),
+    ok = put_everywhere(Peers, one, #{rate => {10, {10, day}}, scope => exact}),
+    Keys = [Key || N <- lists:seq(1, 30), Key <- [{user, N}, [user, N]]],
+    Ask = fun(Count) ->
+                  [lists:sum([checks(lists:nth(1 + (I + N) rem 3, Peers), one, Key, 1) || N <- lists:seq(1, Count)])
+                   || {I, Key} <- lists:zip(lists:seq(1, length(Keys)), Keys)]
+          end,
+    ?assertEqual([4], lists:usort(Ask(4))),
+    Owners = owners(hd(Peers), Keys),
+    ok = call(hd(Peers), weir, rotate_secret, []),
+    ?assertNotEqual(Owners, owners(hd(Peers), Keys)),
+    settle(Peers),
+    ?assertEqual([6], lists:usort(Ask(9))).
+
+owners(Peer, Keys) ->
+    [maps:get(owner, call(Peer, weir, explain, [one, Key])) || Key <- Keys].
 
 full_buckets_stay_full_under_load(_) ->
     [A | _] = Peers = start_all(3, #{env => ?ENV}),

@@ -84,17 +84,26 @@ ERL_NIF_TERM make_told(ErlNifEnv* env, const std::vector<std::string>& told) {
 struct Item {
   LimiterId number;
   KeyHash key;
+  KeyHash before;  // 0, or what the key's level here is to be carried from
   Tokens hits;
 };
 
-// [{Number, KeyHash, Hits}], at most kItems.
+// KeyHash | {KeyHash, Before}
+bool get_key_hashes(ErlNifEnv* env, ERL_NIF_TERM term, Item& item) noexcept {
+  int arity;
+  const ERL_NIF_TERM* hashes;
+  if (!enif_get_tuple(env, term, &arity, &hashes)) return get_key_hash(env, term, item.key);
+  return arity == 2 && get_key_hash(env, hashes[0], item.key) && get_key_hash(env, hashes[1], item.before);
+}
+
+// [{Number, KeyHash | {KeyHash, Before}, Hits}], at most kItems.
 bool get_items(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<Item>& items) {
   for (ERL_NIF_TERM head, tail; enif_get_list_cell(env, list, &head, &tail); list = tail) {
     int arity;
     const ERL_NIF_TERM* parts;
     Item item;
     if (items.size() == kItems || !enif_get_tuple(env, head, &arity, &parts) || arity != 3 ||
-        !enif_get_uint(env, parts[0], &item.number.v) || item.number.v == 0 || !get_key_hash(env, parts[1], item.key) ||
+        !enif_get_uint(env, parts[0], &item.number.v) || item.number.v == 0 || !get_key_hashes(env, parts[1], item) ||
         get_hits(env, parts[2], item.hits) != 0)
       return false;
     items.push_back(item);
@@ -109,9 +118,9 @@ ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Decision& decision, Tokens capac
                           make_ms(env, decision.retry), enif_make_int64(env, (now + decision.reset).v));
 }
 
-// owner_decide([{Number, KeyHash, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the owner], [{Place,
-// Levels}]}: decides what the node at the place Self owns (0: nothing). The levels are those to be told to who stands
-// by.
+// owner_decide([{Number, KeyHash | {KeyHash, Before}, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the
+// owner], [{Place, Levels}]}: decides what the node at the place Self owns (0: nothing). The levels are those to be
+// told to who stands by.
 ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   std::vector<NodeId> nodes;
   std::vector<Item> items;
@@ -133,6 +142,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
     } else if (owners.first + 1 != self) {
       answers.push_back(enif_make_uint64(env, owners.first + 1));
     } else {
+      if (item.before.v != 0) Registry::carry(ref, item.before, item.key, now);
       const Decision decision = Registry::decide(ref, item.key, item.hits, now, stripe());
       answers.push_back(make_outcome(env, decision, ref.limiter->terms().policy.capacity, now));
       births = births || decision.allowed;

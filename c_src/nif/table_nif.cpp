@@ -22,12 +22,16 @@ constexpr int kBatchTimeslice = 5;
 // Whether hits that are above the share ask the other nodes first, or are decided here at once.
 enum class Large : std::uint8_t { ask, decide };
 
-// {owner | claim, Number, KeyHash} for a question that goes to other nodes first; 0 if it doesn't.
+// {owner | claim, Number, KeyHash} for a question that goes to other nodes first; 0 if it doesn't. For an owner KeyHash
+// may be {KeyHash, Before}: it carries the key, too.
 ERL_NIF_TERM make_ask(ErlNifEnv* env, const Question& question, Nanos now) noexcept {
   const Limiter& limiter = *question.ref.limiter;
   if (!limiter.owned() && !Registry::claims(question.ref, question.key, question.hits, now)) return 0;
+  ERL_NIF_TERM key = enif_make_uint64(env, question.key.v);
+  if (limiter.owned() && question.before.v != 0)
+    key = enif_make_tuple2(env, key, enif_make_uint64(env, question.before.v));
   return enif_make_tuple3(env, limiter.owned() ? atoms.owner : atoms.claim, enif_make_uint(env, limiter.number().v),
-                          enif_make_uint64(env, question.key.v));
+                          key);
 }
 
 template <Form form, Large large>
@@ -87,8 +91,8 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& ba
       cold = table.bytes() > kPrefetchBytes ? &table : nullptr;
     }
     question.ref = ref;
-    if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, ref, question.key))
-      return wrong;
+    const Form form = arity == 3 ? Form::native : Form::external;
+    if (const ERL_NIF_TERM wrong = get_key(env, item[1], form, ref, question.key, question.before)) return wrong;
     if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
     if (cold != nullptr) cold->prefetch(question.key);
     ++batch.size;
@@ -169,9 +173,9 @@ struct Seen {
 
 template <Form form>
 ERL_NIF_TERM get_seen(ErlNifEnv* env, const ERL_NIF_TERM argv[], Registry::Ref& ref, Seen& seen) noexcept {
-  KeyHash key;
+  KeyHash key, before;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key, before)) return wrong;
   seen.now = clock_now_overlapped();
   return Registry::peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
 }
@@ -204,17 +208,14 @@ ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 template <Form form>
 ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Registry::Ref ref;
-  KeyHash key;
+  KeyHash key, before;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key, before)) return wrong;
   const Nanos now = clock_now_overlapped();
   Registry::reset(ref, key, now);
   if (!ref.limiter->replicated()) return atoms.ok;
   ERL_NIF_TERM hashes = enif_make_list1(env, enif_make_uint64(env, key.v));
-  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
-  KeyHash before;
-  if (secrets.since.v != 0 && hash_key(env, argv[1], form, secrets.before, before) == 0)
-    hashes = enif_make_list_cell(env, enif_make_uint64(env, before.v), hashes);
+  if (before.v != 0) hashes = enif_make_list_cell(env, enif_make_uint64(env, before.v), hashes);
   return enif_make_tuple4(env, atoms.replicated, enif_make_uint(env, ref.limiter->number().v), hashes,
                           enif_make_int64(env, now.v));
 }

@@ -150,10 +150,9 @@ ERL_NIF_TERM hash_tuple(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret,
 
 // Not inlined: a check has it behind it for nearly all of its life.
 [[gnu::noinline]] void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const Secrets& secrets, Registry::Ref ref,
-                             KeyHash key) noexcept {
+                             KeyHash key, KeyHash& before) noexcept {
   const Nanos now = clock_now();
   const Nanos lasts = std::max(kCarriedLeast, IntervalSet::horizon(ref.limiter->terms().policy));
-  KeyHash before;
   if (now - secrets.since > lasts || hash_key(env, term, form, secrets.before, before) != 0) return;
   Registry::carry(ref, before, key, now);
   if (ref.limiter->replicated()) wake_reader(env);
@@ -201,11 +200,12 @@ ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey
   return simple ? 0 : atoms.other_key;
 }
 
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept {
+ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key,
+                     KeyHash& before) noexcept {
   const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
   const ERL_NIF_TERM wrong = hash_key(env, term, form, secrets.now, key);
   if (wrong == 0 && secrets.since.v != 0) [[unlikely]]
-    carry(env, term, form, secrets, ref, key);
+    carry(env, term, form, secrets, ref, key, before);
   return wrong;
 }
 
@@ -220,7 +220,8 @@ ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept 
 
 ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept {
   if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key, question.before))
+    return wrong;
   return get_hits(env, terms[2], question.hits);
 }
 

@@ -107,6 +107,7 @@ enum class Form : std::uint8_t { native, external };
 struct Question {
   Registry::Ref ref;
   KeyHash key;
+  KeyHash before;  // as long as keys are carried after a rotation of the secret: the hash under the one before
   Tokens hits;
 };
 
@@ -114,8 +115,10 @@ struct Question {
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
 // The key's hash under a secret.
 ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept;
-// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first.
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept;
+// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first;
+// `before`, which is 0 else, is that.
+ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key,
+                     KeyHash& before) noexcept;
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
 ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept;
 
