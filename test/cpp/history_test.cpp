@@ -196,7 +196,7 @@ TEST_CASE("births of several versions of a limiter are not mixed in a piece", "[
   const std::uint64_t seq = log.history.next();
   IntervalSet many;
   REQUIRE(many.insert(kFine, {kBase, {900'000'000}}));
-  const Subject old{{0}, 1, 0, {1}};
+  const Subject old{{0}, 1, {1}};
   log.history.append(kBase, record_bytes(seq, old, many.intervals()), true, kFine, old, many);
   log.emit(kBase, 1, 2, true, kCoarse);
   const Piece* const piece = log.history.piece_from(0);
