@@ -187,7 +187,7 @@ std::vector<NackItem> read_beyond(Reader& in) {
 }
 
 std::vector<EntryItem> read_entries(Reader& in, Frame& frame) {
-  std::vector<EntryItem> entries(in.count(kEntriesMax, 21));
+  std::vector<EntryItem> entries(in.count(kEntriesMax, 20));
   for (EntryItem& entry : entries) {
     entry.subject = read_subject(in, true);
     const std::size_t count = in.count(kIntervalCap, 2);
