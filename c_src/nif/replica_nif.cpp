@@ -48,8 +48,8 @@ struct Machine {
 
   ErlNifMutex* mutex;
   Replica replica;
-  Effects effects;  // scratch
-  Nanos last;       // the time of the last step
+  Effects effects;             // scratch
+  Nanos last;                  // the time of the last step
   std::vector<Carry> carries;  // taken from the tables, but not yet carried
   bool rescan = false;
 };
@@ -192,10 +192,10 @@ ERL_NIF_TERM create(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const ERL_NIF_TERM* self;
   ErlNifUInt64 incarnation, seed;
   if (!enif_get_tuple(env, argv[0], &arity, &self) || arity != 2 || !get_node(env, self[0], config.self) ||
-      !enif_get_uint64(env, self[1], &incarnation) || incarnation == 0 ||
-      !get_nodes(env, argv[1], config.members) || !get_nodes(env, argv[2], config.neighbours) ||
-      (argv[3] != atoms.true_ && argv[3] != atoms.false_) || !enif_get_uint64(env, argv[4], &seed) ||
-      !get_now(env, argv[5], config.start) || !get_times(env, argv[6], config) || !get_limits(env, argv[7], config))
+      !enif_get_uint64(env, self[1], &incarnation) || incarnation == 0 || !get_nodes(env, argv[1], config.members) ||
+      !get_nodes(env, argv[2], config.neighbours) || (argv[3] != atoms.true_ && argv[3] != atoms.false_) ||
+      !enif_get_uint64(env, argv[4], &seed) || !get_now(env, argv[5], config.start) ||
+      !get_times(env, argv[6], config) || !get_limits(env, argv[7], config))
     return enif_make_badarg(env);
   config.incarnation = incarnation;
   config.seed = seed;

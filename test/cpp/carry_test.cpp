@@ -84,7 +84,8 @@ TEST_CASE("a limiter that changes while a level is carried keeps it", "[carry][r
   CHECK(node.level(kAfter) == 5);
 }
 
-TEST_CASE("carries that nobody takes are told to be lost, those of local limiters are told to nobody", "[carry][registry]") {
+TEST_CASE("carries that nobody takes are told to be lost, those of local limiters are told to nobody",
+          "[carry][registry]") {
   Node local(kTen, 0);
   REQUIRE(local.allows(kBefore, 4));
   Registry::carry(local.ref, kBefore, kAfter, kBase);
@@ -184,7 +185,8 @@ TEST_CASE("births under two hashes are united, and the table is told", "[carry][
         }
         default: {
           static_cast<void>(replica.take_levels());
-          const bool known = !replica.published(kLimiter, kBefore).empty() || !replica.unsent(kLimiter, kBefore).empty() ||
+          const bool known = !replica.published(kLimiter, kBefore).empty() ||
+                             !replica.unsent(kLimiter, kBefore).empty() ||
                              !replica.published(kLimiter, kAfter).empty() || !replica.unsent(kLimiter, kAfter).empty();
           const Nanos table = now + draw_span(rng, policy, 9);
           replica.carry({kLimiter, kBefore, kAfter, table}, now);
@@ -237,10 +239,13 @@ struct Rotation {
   std::vector<Pair> keys;
   std::set<std::uint32_t> switched;
 
-  Rotation(Rng& of, const ReplicatedTerms& under) : cluster(4, under, static_cast<std::uint64_t>(draw(of, 1, 1 << 30))), rng(of) {
+  Rotation(Rng& of, const ReplicatedTerms& under)
+      : cluster(4, under, static_cast<std::uint64_t>(draw(of, 1, 1 << 30))), rng(of) {
     for (std::uint64_t k = 1; k <= 6; ++k) keys.push_back({{k * 0x9e3779b97f4a7c15}, {k * 0xc2b2ae3d27d4eb4f}});
   }
-  void carry(std::uint32_t node, const Pair& key) { cluster.at(node).carry({kLimiter, key.before, key.after, {0}}, cluster.now()); }
+  void carry(std::uint32_t node, const Pair& key) {
+    cluster.at(node).carry({kLimiter, key.before, key.after, {0}}, cluster.now());
+  }
   void ask() {
     const auto node = static_cast<std::uint32_t>(draw(rng, 0, 3));
     if (!cluster.up(node)) return;
@@ -278,7 +283,8 @@ struct Rotation {
   }
   bool alike(const Pair& key) {
     for (std::uint32_t node = 1; node < 4; ++node)
-      if (!(cluster.at(node).published(kLimiter, key.after) == cluster.at(0).published(kLimiter, key.after))) return false;
+      if (!(cluster.at(node).published(kLimiter, key.after) == cluster.at(0).published(kLimiter, key.after)))
+        return false;
     return true;
   }
 };
@@ -303,7 +309,8 @@ TEST_CASE("whenever nodes carry a key, all hold the union of its births, each on
       const auto [known, admitted] = rotation.known_and_admitted(key);
       CHECK(known == admitted);
       CHECK(rotation.alike(key));
-      for (std::uint32_t node = 0; node < 4; ++node) CHECK(rotation.cluster.at(node).published(kLimiter, key.before).empty());
+      for (std::uint32_t node = 0; node < 4; ++node)
+        CHECK(rotation.cluster.at(node).published(kLimiter, key.before).empty());
     }
   }
 }
