@@ -1,5 +1,5 @@
-%% Nodes whose distribution goes over TLS, set up by the lines of doc/cluster.md: commands, files and flags are taken from that page.
-%% Shows R32 of doc/requirements.md.
+%% Nodes whose distribution goes over TLS, set up by the lines of doc/cluster.md: commands, files and flags are taken from that
+%% page. Shows R32 of doc/requirements.md.
 -module(weir_tls_SUITE).
 
 -include_lib("common_test/include/ct.hrl").
@@ -93,9 +93,9 @@ blocks(Language) ->
 
 %% With the host of these nodes.
 run(Folder, Command) ->
+    Here = re:replace(Command, "^host=.*$", "host=127.0.0.1", [multiline, {return, list}]),
     Port = open_port({spawn_executable, "/bin/sh"},
-                     [{args, ["-ec", re:replace(Command, "^host=.*$", "host=127.0.0.1", [multiline, {return, list}])]}, {cd, Folder},
-                      exit_status, stderr_to_stdout, binary, hide]),
+                     [{args, ["-ec", Here]}, {cd, Folder}, exit_status, stderr_to_stdout, binary, hide]),
     {0, _} = weir_readme_SUITE:collect(Port, []),
     ok.
 
