@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds bin/weir-lab with CMake, or finds within a second that nothing changed.
+# Builds bin/weir-lab with CMake, or finds within a second that nothing changed; and what weir's real nodes need beside weir,
+# where there is Erlang.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib.sh"
@@ -13,7 +14,11 @@ build() {
     flock 9
   fi
   cmake -S . -B _build/lab -DWEIR_NIF=OFF -DWEIR_LAB=ON &&
-    cmake --build _build/lab --parallel "${WEIR_JOBS:-$(nproc)}" --target weir-lab
+    cmake --build _build/lab --parallel "${WEIR_JOBS:-$(nproc)}" --target weir-lab || return 1
+  if command -v erlc >/dev/null; then
+    mkdir -p _build/lab/ebin
+    erlc -Werror -o _build/lab/ebin bench/lab/weir_lab_node.erl bench/lab/weir_lab_epmd.erl
+  fi
 }
 
 step "building bin/weir-lab" build

@@ -249,8 +249,10 @@ has_left() ->
 
 %% @private
 %% @doc Counts what was sent to a node (a frame of so many bytes), or dropped.
--spec count(node(), sent | dropped | shed, non_neg_integer()) -> ok.
-count(Node, sent, Bytes) -> counted(Node, [{2, 1}, {3, Bytes}]);
+-spec count(node(), {sent, weir_peer:kind()} | dropped | shed, non_neg_integer()) -> ok.
+count(Node, {sent, data}, Bytes) -> counted(Node, [{2, 1}, {3, Bytes}]);
+count(Node, {sent, repair}, Bytes) -> counted(Node, [{2, 1}, {3, Bytes}, {9, 1}, {10, Bytes}]);
+count(Node, {sent, heartbeat}, Bytes) -> counted(Node, [{2, 1}, {3, Bytes}, {11, 1}, {12, Bytes}]);
 count(Node, dropped, Frames) -> counted(Node, [{6, Frames}]);
 count(Node, shed, Frames) -> counted(Node, [{7, Frames}]).
 
@@ -261,7 +263,7 @@ heard(Node, Bytes, Now) ->
     counted(Node, [{4, 1}, {5, Bytes}, {8, 0, -1, Now}]).
 
 counted(Node, Changes) ->
-    Row = {{traffic, Node}, 0, 0, 0, 0, 0, 0, 0},
+    Row = {{traffic, Node}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
     _ = try ets:update_counter(?MODULE, {traffic, Node}, Changes, Row)
         catch error:badarg -> stopping
         end,
@@ -271,9 +273,11 @@ counted(Node, Changes) ->
 -spec traffic() -> #{node() => #{atom() => non_neg_integer()}}.
 traffic() ->
     maps:from_list([{Node, #{sent_frames => FramesOut, sent_bytes => BytesOut, received_frames => FramesIn,
-                             received_bytes => BytesIn, dropped_frames => Dropped, shed_frames => Shed, heard_ns => Heard}}
-                    || [Node, FramesOut, BytesOut, FramesIn, BytesIn, Dropped, Shed, Heard]
-                           <- match({{traffic, '$1'}, '$2', '$3', '$4', '$5', '$6', '$7', '$8'})]).
+                             received_bytes => BytesIn, dropped_frames => Dropped, shed_frames => Shed, heard_ns => Heard,
+                             sent_repair_frames => Repair, sent_repair_bytes => RepairBytes,
+                             sent_heartbeat_frames => Beats, sent_heartbeat_bytes => BeatBytes}}
+                    || [Node, FramesOut, BytesOut, FramesIn, BytesIn, Dropped, Shed, Heard, Repair, RepairBytes, Beats, BeatBytes]
+                           <- match({{traffic, '$1'}, '$2', '$3', '$4', '$5', '$6', '$7', '$8', '$9', '$10', '$11', '$12'})]).
 
 %% ---- callbacks ----
 

@@ -65,6 +65,8 @@ owner_metrics() ->
 traffic_metrics() ->
     [{weir_peer_sent_frames_total, counter, <<"Frames sent to the node">>, sent_frames},
      {weir_peer_sent_bytes_total, counter, <<"Bytes of these">>, sent_bytes},
+     {weir_peer_sent_repair_frames_total, counter, <<"Of the frames sent, those that repair what was lost">>, sent_repair_frames},
+     {weir_peer_sent_heartbeat_frames_total, counter, <<"Of the frames sent, signs of life">>, sent_heartbeat_frames},
      {weir_peer_received_frames_total, counter, <<"Frames that came from the node">>, received_frames},
      {weir_peer_received_bytes_total, counter, <<"Bytes of these">>, received_bytes},
      {weir_peer_dropped_frames_total, counter, <<"Frames for the node that were dropped: no connection, or a full outbox">>,

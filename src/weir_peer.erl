@@ -109,7 +109,7 @@ offer_next(#state{flushing = Flushing} = State) ->
 offer(Kind, Frame, Sent, #state{node = Node, self = Self} = State) ->
     case erlang:send({weir_replica, Node}, {weir_frame, 1, Self, Kind, Frame}, [nosuspend, noconnect]) of
         ok ->
-            weir_members:count(Node, sent, byte_size(Frame)),
+            weir_members:count(Node, {sent, Kind}, byte_size(Frame)),
             offer_next(Sent);
         nosuspend ->
             State#state{timer = erlang:start_timer(?PAUSE_MS, self(), again)};

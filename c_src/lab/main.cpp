@@ -1,4 +1,4 @@
-// weir-lab: limiters of many nodes, compared in simulated time. `weir-lab --help` says how.
+// weir-lab: limiters of many nodes, compared in simulated or real time. `weir-lab --help` says how.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -22,6 +22,9 @@
 #include "lab/limits.hpp"
 #include "lab/network.hpp"
 #include "lab/progress.hpp"
+#ifdef __linux__
+#include "lab/real/driver.hpp"
+#endif
 #include "lab/recording.hpp"
 #include "lab/report.hpp"
 #include "lab/simulation.hpp"
@@ -67,6 +70,11 @@ struct Arguments {
   std::string series;
   std::string out;
   CalibrateConfig calibrate;
+
+  bool real = false;
+#ifdef __linux__
+  RealConfig real_nodes;
+#endif
 };
 
 // Also refuses what is no number, which CLI11's Range lets pass.
@@ -171,6 +179,19 @@ void add_weir(CLI::App& app, Arguments& args) {
   group(app.add_option("--heartbeat-ms", args.heartbeat_ms, "(500)")->check(from_to(1, kMaxIntervalMs)));
 }
 
+void add_real(CLI::App& app, Arguments& args) {
+#ifdef __linux__
+  const auto group = [](CLI::Option* option) { return option->group("Real nodes"); };
+  group(app.add_flag("--real", args.real, "nodes are processes, time is real; interval runs on the BEAM"));
+  group(app.add_option("--erl", args.real_nodes.erl, "Erlang's emulator, for interval (erl)"));
+  group(app.add_option("--weir-app", args.real_nodes.weir_app,
+                       "the folder of the compiled application (_build/*/lib/weir beside this program)"));
+#else
+  static_cast<void>(app);
+  static_cast<void>(args);
+#endif
+}
+
 void add_output(CLI::App& app, Arguments& args) {
   const auto group = [](CLI::Option* option) { return option->group("Runs and output"); };
   group(app.add_option("--runs", args.runs, "so many runs, of seeds from --seed on; JSON of each and of the mean")
@@ -264,6 +285,15 @@ Report run_once(const Arguments& args, const RunConfig& base, const Workload* re
   const Workload& workload = replayed == nullptr ? generated : *replayed;
   Output decisions(args.decisions, config.seed);
   Output series(args.series, config.seed);
+#ifdef __linux__
+  if (args.real) {
+    const RealResult result = run_real(config, args.real_nodes, workload, {decisions.stream(), series.stream()},
+                                       [&](double part) { progress.tell(index, part); });
+    decisions.close();
+    series.close();
+    return report(config, limiter(args).second, workload.name, result);
+  }
+#endif
   const Result result = run(config, workload, make, {decisions.stream(), series.stream()},
                             [&](double part) { progress.tell(index, part); });
   decisions.close();
@@ -307,6 +337,7 @@ void command_run(const Arguments& args) {
       throw Error(fmt::format("{}: with several runs the name must have {} in it", path, Output::kSeed));
     }
   }
+  if (args.real && args.jobs > 1) throw Error("--jobs: runs of real nodes are made one after the other");
   const std::vector<Report> reports = run_all(args);
   if (args.json) {
     std::cout << (args.runs == 1 ? reports.front() : report_runs(reports)).dump(2) << '\n';
@@ -364,7 +395,7 @@ void command_list() {
 int command(int argc, char** argv) {
   Arguments args;
   CLI::App app(
-      "Limiters of many nodes, compared in simulated time.\n"
+      "Limiters of many nodes, compared in simulated or (--real) real time.\n"
       "  weir-lab run --workload B-extreme --strategy queue+fa --seed 7 --json");
   app.name("weir-lab");
   app.require_subcommand(1);
@@ -378,6 +409,7 @@ int command(int argc, char** argv) {
   add_network(*run, args);
   add_thesis(*run, args);
   add_weir(*run, args);
+  add_real(*run, args);
   add_output(*run, args);
 
   CLI::App* const workload = app.add_subcommand("workload", "write a workload as a recording");

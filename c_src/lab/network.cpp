@@ -239,6 +239,19 @@ bool Network::crosses(std::uint32_t from, std::uint32_t to, Nanos since_start) c
   });
 }
 
+Nanos Network::uncut(std::uint32_t from, std::uint32_t to, Nanos since_start) const noexcept {
+  Nanos then = since_start;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Cut& cut : config_.cuts) {
+      if (then < cut.from || then >= cut.to || (from < cut.first) == (to < cut.first)) continue;
+      then = cut.to;
+      moved = true;
+    }
+  }
+  return then;
+}
+
 Nanos Network::healed() const noexcept {
   Nanos last;
   for (const Cut& cut : config_.cuts) last = std::max(last, cut.to);

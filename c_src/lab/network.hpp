@@ -98,9 +98,13 @@ class Network {
   bool cut(std::uint32_t from, std::uint32_t to, Nanos since_start) const noexcept {
     return !config_.cuts.empty() && crosses(from, to, since_start);
   }
+  // When they can talk: then, or at the end of the partition that is between them.
+  Nanos uncut(std::uint32_t from, std::uint32_t to, Nanos since_start) const noexcept;
   // When the last partition has healed, since the start.
   Nanos healed() const noexcept;
 
+  // Fates are drawn from there on: for networks of one seed that are to draw apart.
+  void draw_from(Random random) noexcept { random_ = random; }
   // Draws a frame's fate. REQUIRES: from != to.
   Fate send(std::uint32_t from, std::uint32_t to, Nanos since_start);
 

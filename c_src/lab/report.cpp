@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <numeric>
 
 namespace weir::lab {
 namespace {
@@ -119,6 +120,46 @@ Report report(const RunConfig& config, double refill, const std::string& workloa
       {"config", echo(config, refill, workload)},
   };
 }
+
+#ifdef __linux__
+Report report(const RunConfig& config, double refill, const std::string& workload, const RealResult& result) {
+  const auto sum = std::accumulate(result.cpu_seconds.begin(), result.cpu_seconds.end(), 0.0);
+  const auto optional = [](const auto& value) { return value ? Report(*value) : Report(); };
+  const auto delay = [&](double Spread::*part) {
+    return result.delay_ms ? Report((*result.delay_ms).*part) : Report();
+  };
+  Report all = report(config, refill, workload, result.judged);
+  all.erase("config");
+  all.update(Report{
+      // Of two central limiters, each request of which comes by two of the delays that were measured.
+      {"noise_agreement", optional(result.noise_agreement)},
+      // Tokens that one user asked for within delay_p99_ms, at most.
+      {"arrivals_in_delay_max", result.arrivals_in_delay},
+      // Of frames (interval: of messages between nodes), from sender to receiver.
+      {"delay_p50_ms", delay(&Spread::p50)},
+      {"delay_p99_ms", delay(&Spread::p99)},
+      {"delay_max_ms", delay(&Spread::max)},
+      // From when a request was due to when it was decided.
+      {"late_p50_ms", result.late_ms.p50},
+      {"late_p99_ms", result.late_ms.p99},
+      {"late_max_ms", result.late_ms.max},
+      // From the start to the last request; a node's mean, and each node's.
+      {"cpu_seconds", sum / static_cast<double>(result.cpu_seconds.size())},
+      {"cpu_ms_per_1000_requests", 1e6 * sum / static_cast<double>(result.judged.requests)},
+      {"cpu_seconds_nodes", result.cpu_seconds},
+      {"driver_cpu_seconds", result.driver_cpu_seconds},
+      {"resident_bytes", result.resident_bytes},
+      // interval: records made, and bytes of the distribution's connections, all that it says on them.
+      {"records", optional(result.records)},
+      {"wire_bytes", optional(result.wire_bytes)},
+      // The longest time from the launch of a node that returns to its first request.
+      {"returned_ms", result.returned_ms},
+      {"real", true},
+  });
+  all["config"] = echo(config, refill, workload);
+  return all;
+}
+#endif
 
 Report report_runs(const std::vector<Report>& runs) {
   Report mean;

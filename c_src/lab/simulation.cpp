@@ -57,38 +57,6 @@ Schedule delayed(const Workload& workload, const NetworkConfig& network, Random 
   return schedule;
 }
 
-// A node that goes down or comes back.
-struct Fault {
-  Nanos time;
-  std::uint32_t node = 0;
-  bool down = false;
-};
-
-std::vector<Fault> faults_of(const RunConfig& config, const Network& network, Nanos start) {
-  std::vector<Fault> faults;
-  const auto add = [&](const Crash& crash, std::uint32_t node) {
-    faults.push_back({start + crash.from, node, true});
-    if (crash.to != kNever) faults.push_back({start + crash.to, node, false});
-  };
-  for (const Crash& crash : config.crashes) {
-    if (crash.node >= config.nodes) {
-      throw Error(fmt::format("there is no node {} to crash: {} nodes are counted from 0", crash.node, config.nodes));
-    }
-    add(crash, crash.node);
-  }
-  const Topology& topology = config.network.topology;
-  for (const Crash& lost : config.lost_regions) {
-    if (topology.kind != TopologyKind::regions || lost.node >= topology.k) {
-      throw Error(fmt::format("there is no region {} to lose in topology {}", lost.node, topology.text()));
-    }
-    for (std::uint32_t node = 0; node < config.nodes; ++node) {
-      if (network.region(node) == lost.node) add(lost, node);
-    }
-  }
-  std::stable_sort(faults.begin(), faults.end(), [](const Fault& a, const Fault& b) { return a.time < b.time; });
-  return faults;
-}
-
 class Simulation {
  public:
   Simulation(const RunConfig& config, const Workload& workload, const Schedule& schedule,
@@ -501,19 +469,6 @@ class Simulation {
   bool draining_ = false;
 };
 
-void check(const RunConfig& config, const Workload& workload) {
-  if (workload.requests.empty()) throw Error("the workload holds no requests");
-  if (config.nodes < 1 || config.nodes > kMaxNodes) {
-    throw Error(fmt::format("the number of nodes must be from 1 to {}", kMaxNodes));
-  }
-  for (const Request& request : workload.requests) {
-    if (request.node >= static_cast<std::int32_t>(config.nodes) && !config.strategy.starts_with(kCentral)) {
-      throw Error(
-          fmt::format("the workload names node {}, but {} nodes are counted from 0", request.node, config.nodes));
-    }
-  }
-}
-
 }  // namespace
 
 double Result::agreement() const noexcept {
@@ -559,6 +514,31 @@ std::uint32_t node_of(const Request& request, KeyHash user, std::uint32_t nodes)
   return spread(mix(static_cast<std::uint64_t>(request.time_ms), user.v), nodes);
 }
 
+std::vector<Fault> faults_of(const RunConfig& config, const Network& network, Nanos start) {
+  std::vector<Fault> faults;
+  const auto add = [&](const Crash& crash, std::uint32_t node) {
+    faults.push_back({start + crash.from, node, true});
+    if (crash.to != kNever) faults.push_back({start + crash.to, node, false});
+  };
+  for (const Crash& crash : config.crashes) {
+    if (crash.node >= config.nodes) {
+      throw Error(fmt::format("there is no node {} to crash: {} nodes are counted from 0", crash.node, config.nodes));
+    }
+    add(crash, crash.node);
+  }
+  const Topology& topology = config.network.topology;
+  for (const Crash& lost : config.lost_regions) {
+    if (topology.kind != TopologyKind::regions || lost.node >= topology.k) {
+      throw Error(fmt::format("there is no region {} to lose in topology {}", lost.node, topology.text()));
+    }
+    for (std::uint32_t node = 0; node < config.nodes; ++node) {
+      if (network.region(node) == lost.node) add(lost, node);
+    }
+  }
+  std::stable_sort(faults.begin(), faults.end(), [](const Fault& a, const Fault& b) { return a.time < b.time; });
+  return faults;
+}
+
 std::vector<std::uint8_t> decide_centrally(const Factory& factory, std::string_view strategy, const Policy& policy,
                                            const Workload& workload, const std::vector<std::uint32_t>& order,
                                            const std::vector<Nanos>& at) {
@@ -581,9 +561,22 @@ std::vector<std::uint8_t> decide_centrally(const Factory& factory, std::string_v
   return decisions;
 }
 
+void check_run(const RunConfig& config, const Workload& workload) {
+  if (workload.requests.empty()) throw Error("the workload holds no requests");
+  if (config.nodes < 1 || config.nodes > kMaxNodes) {
+    throw Error(fmt::format("the number of nodes must be from 1 to {}", kMaxNodes));
+  }
+  for (const Request& request : workload.requests) {
+    if (request.node >= static_cast<std::int32_t>(config.nodes) && !config.strategy.starts_with(kCentral)) {
+      throw Error(
+          fmt::format("the workload names node {}, but {} nodes are counted from 0", request.node, config.nodes));
+    }
+  }
+}
+
 Result run(const RunConfig& config, const Workload& workload, const Factory& factory, const Sinks& sinks,
            const Progress& progress) {
-  check(config, workload);
+  check_run(config, workload);
   const auto began = std::chrono::steady_clock::now();
   const bool jitter = config.strategy == kCentralJitter;
   RunConfig own = config;

@@ -107,10 +107,22 @@ bool is_strategy(std::string_view name);
 // The node of a request, of `nodes`.
 std::uint32_t node_of(const Request& request, KeyHash user, std::uint32_t nodes) noexcept;
 
+// A node that goes down or comes back.
+struct Fault {
+  Nanos time;
+  std::uint32_t node = 0;
+  bool down = false;
+};
+// The crashes of a run that starts then, in order. Throws Error: nodes or regions that are not there.
+std::vector<Fault> faults_of(const RunConfig& config, const Network& network, Nanos start);
+
 // The decisions of a limiter on one node that gets the requests in `order`, each at its time of `at`; 1 is admitted.
 std::vector<std::uint8_t> decide_centrally(const Factory& factory, std::string_view strategy, const Policy& policy,
                                            const Workload& workload, const std::vector<std::uint32_t>& order,
                                            const std::vector<Nanos>& at);
+
+// Throws Error: no requests, nodes that don't fit the configuration.
+void check_run(const RunConfig& config, const Workload& workload);
 
 // REQUIRES: config.options.policy.valid(), requests in order. Throws Error: no such strategy, no requests, nodes or
 // faults that don't fit the configuration.
