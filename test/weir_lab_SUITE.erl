@@ -9,6 +9,7 @@
 -export([suite/0, all/0, init_per_suite/1, end_per_suite/1]).
 -export([listed/1, fields/1, central_limiters/1, seeds/1, decisions/1, series/1, runs/1, recordings/1, unsorted/1,
          calibration/1, faults/1, help/1, misuse/1]).
+-export([real_thesis/1, real_weir/1, real_faults/1, real_driver_killed/1, real_misuse/1]).
 
 %% Numbers, of which some may be null.
 -define(FIELDS, [<<"requests">>, <<"admitted">>, <<"rejected">>, <<"central_admitted">>, <<"central_rejected">>,
@@ -19,12 +20,16 @@
                  <<"wall_ms">>]).
 -define(NULLABLE, [<<"rejection_ratio">>, <<"rejection_curve_ratio">>, <<"convergence_ms">>]).
 
+-define(REAL_FIELDS, [<<"noise_agreement">>, <<"arrivals_in_delay_max">>, <<"delay_p50_ms">>, <<"delay_p99_ms">>,
+                      <<"delay_max_ms">>, <<"late_p50_ms">>, <<"late_p99_ms">>, <<"late_max_ms">>, <<"cpu_seconds">>,
+                      <<"cpu_ms_per_1000_requests">>, <<"driver_cpu_seconds">>, <<"resident_bytes">>, <<"returned_ms">>]).
+
 suite() ->
     [{timetrap, {minutes, 15}}].
 
 all() ->
     [listed, fields, central_limiters, seeds, decisions, series, runs, recordings, unsorted, calibration, faults, help,
-     misuse].
+     misuse, real_thesis, real_weir, real_faults, real_driver_killed, real_misuse].
 
 init_per_suite(Config) ->
     case os:getenv("WEIR_LAB_PROGRAM") of
@@ -202,6 +207,124 @@ help(Config) ->
     [?assertMatch({_, _}, binary:match(Run, Option), Option)
      || Option <- [<<"--workload">>, <<"--strategy">>, <<"--nodes">>, <<"--capacity">>, <<"--refill">>, <<"--gossip-ms">>,
                    <<"--delay-ms">>, <<"--loss">>, <<"--seed">>, <<"--json">>, <<"--replay">>]].
+
+%% ---- real nodes
+
+%% The designs of the thesis, a process each: as in simulated runs, agreement is a matter of how much is known when.
+real_thesis(Config) ->
+    [begin
+         #{<<"agreement">> := Agreement, <<"admitted">> := Admitted, <<"cpu_seconds_nodes">> := Cpu} =
+             Result = run_real(Config, Strategy, []),
+         complete(Result),
+         %% 60 of 200 fit into the bucket; three nodes that never heard of each other would admit 180.
+         ?assert(Admitted >= 60 andalso Admitted < 150, {Strategy, Admitted}),
+         ?assert(Agreement > 0.5 andalso Agreement =< 1, {Strategy, Agreement}),
+         ?assertMatch([_, _, _], Cpu),
+         ?assertMatch(#{<<"wire_bytes">> := null, <<"records">> := null}, Result)
+     end || Strategy <- ["counter", "queue+fa+linf"]].
+
+%% weir on the BEAM. The decisions' file holds each request, in the order in which they were made.
+real_weir(Config) ->
+    Decisions = out(Config, "real.csv"),
+    #{<<"requests">> := Requests, <<"admitted">> := Admitted, <<"agreement">> := Agreement, <<"records">> := Records,
+      <<"messages">> := Messages, <<"wire_bytes">> := Wire} =
+        Result = run_real(Config, "interval", ["--decisions", Decisions]),
+    complete(Result),
+    ?assert(Admitted >= 60 andalso Admitted < 150, Admitted),
+    ?assert(Agreement > 0.5 andalso Agreement =< 1, Agreement),
+    ?assert(Records > 0 andalso Messages > 0 andalso Wire > 0),
+    [<<"time_ms,user,node,admitted,central,decided_ms">> | Lines] = lines(Decisions),
+    Rows = [{binary_to_integer(Node), binary_to_integer(Allowed), binary_to_float(At)}
+            || Line <- Lines, [_, _, Node, Allowed, _, At] <- [binary:split(Line, <<",">>, [global])]],
+    ?assertEqual(Requests, length(Rows)),
+    ?assertEqual(Admitted, lists:sum([Allowed || {_, Allowed, _} <- Rows])),
+    ?assertEqual([0, 1, 2], lists:usort([Node || {Node, _, _} <- Rows])),
+    Times = [At || {_, _, At} <- Rows],
+    ?assertEqual(lists:sort(Times), Times).
+
+%% A node is killed and returns; another is killed for good; a partition. Requests of who is down go to the others.
+real_faults(Config) ->
+    [begin
+         #{<<"returned_ms">> := Returned, <<"unanswered">> := Unanswered} =
+             Result = run_real(Config, Strategy, ["--crash", "1@0.4-0.8", "--crash", "2@1.4", "--partition", "0.9-1.2", "--delay-ms", "20"]),
+         complete(Result),
+         ?assert(Returned > 0),
+         %% At most what a node was about to answer when it was killed.
+         ?assert(Unanswered =< 60, Unanswered)
+     end || Strategy <- ["queue", "interval"]].
+
+%% However the driver ends, its nodes end with it.
+real_driver_killed(Config) ->
+    [begin
+         File = out(Config, "endless.csv"),
+         ok = file:write_file(File, ["time_ms,user\n", [io_lib:format("~b,a~n", [1700000000000 + 100 * I]) || I <- lists:seq(1, 3000)]]),
+         Port = open_port({spawn_executable, ?config(lab, Config)},
+                          [{args, ["run", "--real", "--strategy", Strategy, "--nodes", "3", "--replay", File | app()]}, hide]),
+         {os_pid, Driver} = erlang:port_info(Port, os_pid),
+         weir_cluster:wait_until({three_nodes_of, Strategy}, fun() -> length(children(Driver)) >= 3 end),
+         Nodes = children(Driver),
+         _ = os:cmd("kill -9 " ++ integer_to_list(Driver)),
+         weir_cluster:wait_until({no_nodes_of, Strategy}, fun() -> not lists:any(fun alive/1, Nodes) end),
+         catch port_close(Port)
+     end || Strategy <- ["counter", "interval"]].
+
+real_misuse(Config) ->
+    [begin
+         {Status, Output, Said} = lab(Config, ["run", "--real", "--workload", "B-just" | Args]),
+         ?assertEqual({2, <<>>}, {Status, Output}, Args),
+         ?assertMatch({_, _}, binary:match(Said, Word), {Args, Said})
+     end || {Args, Word} <- [{["--strategy", "central-queue"], <<"central-queue">>},
+                             {["--strategy", "counter", "--runs", "2", "--jobs", "2"], <<"--jobs">>},
+                             {["--strategy", "interval", "--loss", "0.1"], <<"--loss">>},
+                             {["--strategy", "interval", "--skew-ms", "10"], <<"--skew-ms">>},
+                             {["--strategy", "interval", "--heartbeat-ms", "10"], <<"--heartbeat-ms">>},
+                             {["--strategy", "interval", "--topology", "ring"], <<"--topology">>},
+                             {["--strategy", "interval", "--weir-app", "/nonexistent"], <<"/nonexistent">>}]].
+
+%% 200 requests of one user within two seconds, of which 60 may pass.
+run_real(Config, Strategy, More) ->
+    File = out(Config, "two-seconds.csv"),
+    ok = file:write_file(File, ["time_ms,user\n", [io_lib:format("~b,a~n", [1700000000000 + 10 * I]) || I <- lists:seq(1, 200)]]),
+    Result = run_json(Config, ["--real", "--replay", File, "--strategy", Strategy, "--nodes", "3", "--capacity", "60",
+                               "--refill", "0.1", "--gossip-ms", "300", "--settle-s", "20"] ++ app() ++ More),
+    ?assertEqual(200, maps:get(<<"requests">>, Result)),
+    Result.
+
+complete(Result) ->
+    ?assertEqual([], (?FIELDS ++ ?REAL_FIELDS) -- maps:keys(Result)),
+    [?assert(is_number(maps:get(Field, Result)), Field) || Field <- (?FIELDS ++ ?REAL_FIELDS) -- ?NULLABLE],
+    #{<<"requests">> := Requests, <<"admitted">> := Admitted, <<"rejected">> := Rejected, <<"central_admitted">> := Central,
+      <<"central_rejected">> := CentralRejected} = Result,
+    ?assertEqual({Requests, Requests}, {Admitted + Rejected, Central + CentralRejected}).
+
+%% The application under test.
+app() ->
+    ["--weir-app", filename:dirname(filename:dirname(code:which(weir)))].
+
+%% Those that run (one that has ended, and that nobody has asked how, doesn't).
+children(Pid) ->
+    [Child || Child <- processes_of_system(), {Parent, State} <- [stat(Child)], Parent =:= Pid, State =/= "Z"].
+
+alive(Pid) ->
+    case stat(Pid) of
+        {_, "Z"} -> false;
+        {_, _} -> true;
+        gone -> false
+    end.
+
+processes_of_system() ->
+    {ok, Names} = file:list_dir("/proc"),
+    [Number || Name <- Names, {Number, ""} <- [string:to_integer(Name)]].
+
+%% {Parent, State}. (The name before them may hold anything, parentheses too.)
+stat(Pid) ->
+    case file:read_file(["/proc/", integer_to_list(Pid), "/stat"]) of
+        {ok, Text} ->
+            [State, Parent | _] = string:lexemes(lists:last(string:split(Text, ")", all)), " "),
+            {binary_to_integer(Parent), binary_to_list(State)};
+        {error, _} ->
+            gone
+    end.
 
 %% ---- what it refuses: exit status 2, one line that says what was wrong, nothing else
 

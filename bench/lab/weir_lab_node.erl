@@ -15,9 +15,13 @@
 -define(SEE_MS, 30000).
 -define(LIMITER, lab).
 
+-type counts() :: #{atom() => non_neg_integer()}.
+
 -record(state, {port :: port(), zero = none :: none | integer(), claims = false :: boolean(),
                 requests = queue:new() :: queue:queue(binary()), answers = [] :: iolist(),
-                restless = 0 :: non_neg_integer(), spoken = none :: term(), delays = [] :: [non_neg_integer()]}).
+                restless = 0 :: non_neg_integer(), spoken = none :: none | counts(), delays = [] :: [non_neg_integer()],
+                %% What was counted before the start, of a node that is there from the start.
+                before = #{} :: counts()}).
 
 -spec start() -> pid().
 start() ->
@@ -61,7 +65,8 @@ message(<<$J, Expected:32/little, Others/binary>>, #state{port = Port} = State) 
 message(<<$S, Zero:64/little-signed>>, State) ->
     self() ! report,
     self() ! ping,
-    State#state{zero = Zero, restless = weir_clock:now()};
+    Now = weir_clock:now(),
+    State#state{zero = Zero, restless = Now, before = case Now < Zero of true -> counts(); false -> #{} end};
 message(<<$Q, Requests/binary>>, #state{requests = Queue} = State) ->
     State#state{requests = queue:in(Requests, Queue)}.
 
@@ -88,9 +93,11 @@ start_limiting() ->
 
 %% Until so many nodes limit together, this one too.
 see(Expected, Until) ->
-    case weir_report:machine() of
-        #{live := Live} when Live >= Expected -> ok;
-        _ ->
+    {ok, Machine} = weir_machine:attached(),
+    case weir_machine:live(Machine) >= Expected andalso weir_machine:quiet(Machine) andalso not weir_machine:copying(Machine) of
+        true -> ok;
+        false when Expected =:= 1 -> ok;
+        false ->
             erlang:monotonic_time(millisecond) < Until orelse error({sees_too_few, weir_members:status()}),
             receive after 20 -> see(Expected, Until) end
     end.
@@ -147,35 +154,43 @@ wait(#state{requests = Queue, zero = Zero}) ->
 
 %% ---- how the node stands ----
 
-report(#state{port = Port, spoken = Before, delays = Delays} = State) ->
+report(#state{port = Port, before = Before, spoken = Spoken, delays = Delays} = State) ->
     _ = erlang:send_after(?REPORT_MS, self(), report),
     Now = weir_clock:now(),
     {ok, Machine} = weir_machine:attached(),
     #{state := Held, fixed := Fixed} = weir_machine:held(Machine),
-    #{records_sent := Records} = weir_machine:stats(Machine),
-    Traffic = maps:values(weir_members:traffic()),
-    Sum = fun(What) -> lists:sum([maps:get(What, Of) || Of <- Traffic]) end,
-    [Bytes, RepairBytes, HeartbeatBytes] = [Sum(What) || What <- [sent_bytes, sent_repair_bytes, sent_heartbeat_bytes]],
-    [Frames, Repair, Heartbeats] = [Sum(What) || What <- [sent_frames, sent_repair_frames, sent_heartbeat_frames]],
     Quiet = weir_machine:quiet(Machine) andalso not weir_machine:copying(Machine),
-    Spoken = {Frames - Heartbeats, Records},
-    Restless = case Quiet andalso Spoken =:= Before of
+    Counts = maps:map(fun(What, Count) -> Count - maps:get(What, Before, 0) end, counts()),
+    Speaks = maps:with([data, repair, records], Counts),
+    Restless = case Quiet andalso Speaks =:= Spoken of
                    true -> State#state.restless;
                    false -> Now
                end,
     true = port_command(Port, [<<$W, Now:64/little, Restless:64/little, (case Quiet of true -> 1; false -> 0 end):8>>,
-                               [<<N:64/little>> || N <- [Bytes - RepairBytes - HeartbeatBytes, Frames - Repair - Heartbeats,
-                                                         RepairBytes, Repair, HeartbeatBytes, Heartbeats,
-                                                         Sum(received_frames), Held, Fixed, Records]],
+                               [<<(maps:get(What, Counts)):64/little>>
+                                || What <- [data_bytes, data, repair_bytes, repair, heartbeat_bytes, heartbeats, received]],
+                               <<Held:64/little, Fixed:64/little, (maps:get(records, Counts)):64/little>>,
                                [<<Us:32/little>> || Us <- Delays]]),
-    State#state{spoken = Spoken, restless = Restless, delays = []}.
+    State#state{spoken = Speaks, restless = Restless, delays = []}.
+
+counts() ->
+    {ok, Machine} = weir_machine:attached(),
+    #{records_sent := Records} = weir_machine:stats(Machine),
+    Traffic = maps:values(weir_members:traffic()),
+    Sum = fun(What) -> lists:sum([maps:get(What, Of) || Of <- Traffic]) end,
+    [RepairBytes, Repair] = [Sum(What) || What <- [sent_repair_bytes, sent_repair_frames]],
+    [HeartbeatBytes, Heartbeats] = [Sum(What) || What <- [sent_heartbeat_bytes, sent_heartbeat_frames]],
+    #{data_bytes => Sum(sent_bytes) - RepairBytes - HeartbeatBytes, data => Sum(sent_frames) - Repair - Heartbeats,
+      repair_bytes => RepairBytes, repair => Repair, heartbeat_bytes => HeartbeatBytes, heartbeats => Heartbeats,
+      received => Sum(received_frames), records => Records}.
 
 ping(State) ->
     _ = erlang:send_after(?PING_MS, self(), ping),
     _ = [erlang:send({?MODULE, Node}, {ping, weir_clock:now()}, [nosuspend, noconnect]) || Node <- nodes()],
     State.
 
-delayed(SentNs, #state{delays = Delays} = State) when length(Delays) < ?MAX_DELAYS ->
+%% (What waited while this node joined says nothing.)
+delayed(SentNs, #state{delays = Delays, zero = Zero} = State) when Zero =/= none, length(Delays) < ?MAX_DELAYS ->
     State#state{delays = [min(16#ffffffff, max(0, weir_clock:now() - SentNs) div 1000) | Delays]};
 delayed(_SentNs, State) ->
     State.

@@ -206,6 +206,20 @@ void make_hot(Draft& draft) {
   }
 }
 
+// The user of rank k asks 1/k as often as the first.
+void make_zipf(Draft& draft) {
+  const std::uint32_t users = draft.users_or(100'000);
+  std::vector<double> upto(users);
+  double sum = 0;
+  for (std::uint32_t user = 0; user < users; ++user) upto[user] = sum += 1.0 / (user + 1);
+  const std::uint32_t n = draft.count(2.0 * users);
+  draft.users = users;
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const auto user = std::upper_bound(upto.begin(), upto.end(), draft.random.unit() * sum) - upto.begin();
+    draft.add(static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(user, users - 1)), draft.random.unit() * kMinute);
+  }
+}
+
 struct Kind {
   std::string_view name;
   std::string_view line;
@@ -238,6 +252,7 @@ constexpr std::array kKinds = {
          "a million keys over an hour: 1.3 attempts each, 3 % guessed at 1-3 c times (capacity 5 unless given)",
          make_logins, 5},
     Kind{"hot", "a thousand users at once, 2c requests each in 60 s", make_hot},
+    Kind{"zipf", "100,000 users in 60 s, two requests each on average, by Zipf's law of exponent 1", make_zipf},
 };
 
 const Kind& find(std::string_view name) {
