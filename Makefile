@@ -8,7 +8,7 @@ REL := _build/server/rel/weir
 .PHONY: help
 help: ## this list
 	@echo "weir, a rate limiter for the BEAM. Commands:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "HTTP port of run: WEIR_HTTP_PORT (8080). Configuration: config/sys.config, or WEIR_CONFIG=/path/to/some.config"
 
 .PHONY: run
@@ -60,6 +60,20 @@ lab: ## the lab's runs, figures and page (doc/lab.md): some minutes
 	@scripts/bootstrap.sh lab
 	@scripts/build_lab.sh
 	@bench/lab/run.sh
+
+.PHONY: lab-real
+lab-real: ## real nodes beside the lab's simulated ones (doc/lab-real.md): some 20 minutes
+	@scripts/bootstrap.sh lab
+	@rebar3 compile
+	@scripts/build_lab.sh
+	@bench/lab/run.sh real
+
+.PHONY: bench-cluster
+bench-cluster: ## the cluster of 3, 5 and 10 real nodes, measured (doc/benchmarks-cluster.md): some 40 minutes
+	@scripts/bootstrap.sh lab
+	@rebar3 compile
+	@scripts/build_lab.sh
+	@bench/lab/run.sh cluster
 
 .PHONY: fmt
 fmt: ## format the C++

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Makes all runs, figures and tables of doc/lab.md, which it writes: some minutes the first time.
+# Makes all runs, figures and tables of a page, which it writes.
 #
-#   bench/lab/run.sh
+#   bench/lab/run.sh             doc/lab.md, simulated: some minutes the first time
+#   bench/lab/run.sh real        doc/lab-real.md, real nodes beside simulated ones: some 20 minutes
+#   bench/lab/run.sh cluster     doc/benchmarks-cluster.md, real nodes: some 40 minutes. Let nothing else run on the machine
 #
 # Wants bin/weir-lab built and a Python 3 with matplotlib (scripts/bootstrap.sh lab); runs.py says what the environment can set.
 set -eu
@@ -13,5 +15,10 @@ cd "$root"
 for python in python3 /usr/bin/python3; do
   ! "$python" -c 'import matplotlib' 2>/dev/null || break
 done
-say "runs, figures and the page of the lab"
-PYTHONDONTWRITEBYTECODE=1 exec "$python" bench/lab/page.py
+export PYTHONDONTWRITEBYTECODE=1
+case ${1:-} in
+  '') say "runs, figures and the page of the lab" && exec "$python" bench/lab/page.py ;;
+  real) say "real nodes against the lab" && exec "$python" bench/lab/real.py lab ;;
+  cluster) say "the benchmark of the cluster" && exec "$python" bench/lab/real.py cluster ;;
+  *) fail "no such page: $1 (real, cluster)" ;;
+esac
