@@ -15,7 +15,7 @@ PAGE = plots.DOC / "lab.md"
 
 INTRODUCTION = """# The lab
 
-`weir-lab` runs limiters of many nodes in simulated time and compares each decision with that of one central limiter. The designs of
+`weir-lab` runs limiters of many nodes, in simulated time unless told otherwise, and compares each decision with that of one central limiter. The designs of
 Henriksson and Bennhage ("Trading performance for precision in a CRDT-based rate-limiting system", 2021; "the thesis" below) stand
 in it beside weir's own, `interval`. This page is written by `make lab`, its figures and numbers come from that run; only the
 numbers of the thesis and what an option was set to were typed.
@@ -35,8 +35,16 @@ bin/weir-lab run --workload D --strategy queue --gossip-ms 900 --decisions decis
 bin/weir-lab workload A --out a.json
 bin/weir-lab run --replay a.json --strategy counter --capacity 100
 bin/weir-lab calibrate a.json --capacity 100
+bin/weir-lab run --real --workload D --strategy interval --nodes 5 --delay-ms 50 --crash 2@20-30
 make lab
 ```
+
+`--real` makes the same run with real nodes: processes of the operating system, in real time. The thesis' designs are a C++ process each
+and talk over UDP, `interval` is weir on the BEAM and talks over Erlang's distribution; delays, partitions and crashes are as asked
+for (a crash is a SIGKILL). Its JSON has what only real nodes have, besides: processor time (`cpu_seconds`, `cpu_ms_per_1000_requests`,
+`resident_bytes`), delays as they were (`delay_p50_ms`, ...), how late requests were asked (`late_p50_ms`, ...), and the noise floor at these
+delays (`noise_agreement`). [lab-real.md](lab-real.md) has both side by side, [benchmarks-cluster.md](benchmarks-cluster.md) what
+a cluster costs.
 
 `make lab` makes all runs of this page, on all cores, and keeps each under `_build/lab/results`, so that only what changed runs
 again. Unless a figure says otherwise: 30 nodes, each a neighbour of each, 1 ms from one to another, a gossip interval of 300 ms,

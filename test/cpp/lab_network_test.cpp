@@ -243,5 +243,20 @@ TEST_CASE("a frame is held until its last receiver has had it", "[lab]") {
   CHECK(pool.in_use() == 100);
 }
 
+TEST_CASE("who is cut off can talk at the end of the last partition that follows without a gap", "[lab]") {
+  NetworkConfig config;
+  for (const char* const cut : {"10-20", "20-30:1", "50-60"}) config.cuts.push_back(Cut::parse(cut));
+  const Network network(config, 4, 1);
+  const auto uncut = [&](std::uint32_t from, std::uint32_t to, std::int64_t second) {
+    return network.uncut(from, to, {second * 1'000'000'000}).v / 1'000'000'000;
+  };
+  REQUIRE(uncut(0, 2, 5) == 5);
+  REQUIRE(uncut(0, 2, 15) == 30);
+  REQUIRE(uncut(1, 2, 15) == 20);
+  REQUIRE(uncut(0, 1, 15) == 15);
+  REQUIRE(uncut(3, 0, 55) == 60);
+  REQUIRE(uncut(0, 2, 60) == 60);
+}
+
 }  // namespace
 }  // namespace weir::lab

@@ -512,7 +512,7 @@ RealResult run_real(const RunConfig& config, const RealConfig& real, const Workl
   if (config.strategy.starts_with("central-")) {
     throw Error(fmt::format("{} is one limiter, which nothing real is needed for: leave --real out", config.strategy));
   }
-  signal(SIGPIPE, SIG_IGN);
+  static_cast<void>(signal(SIGPIPE, SIG_IGN));
   const Clock clock;
   const Nanos began = clock.now();
   RealResult result;
