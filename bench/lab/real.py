@@ -5,7 +5,7 @@
     real.py quick      a few seconds of each kind of run, to see that they work; writes nothing
 
 A run is one of `weir-lab run --real`. It takes as long as its workload, and what it measured is kept under _build/lab/real: remove
-that folder to measure again. Runs of C++ nodes go two at a time, those of nodes on the BEAM alone. No number of a page is typed
+that folder to measure again. Runs of C++ nodes go three at a time, those of nodes on the BEAM alone. No number of a page is typed
 but those of options and goals.
 """
 
@@ -20,7 +20,6 @@ import platform
 import random
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
@@ -42,11 +41,6 @@ SPEED = 10  # of the logins
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs.
-
-# Two at a time for C++ nodes; a run on the BEAM takes both places.
-_places = threading.Semaphore(2)
-_turn = threading.Lock()
-
 
 def application():
     """The compiled application, as weir-lab finds it; a run that is kept is of these bytes."""
@@ -73,26 +67,22 @@ def run(spec, seed=1):
     if report.exists() and decisions.exists():
         return json.loads(report.read_text())
     report.parent.mkdir(parents=True, exist_ok=True)
-    weight = 2 if spec["strategy"] == "interval" else 1
-    with _turn:
-        for _ in range(weight):
-            _places.acquire()
-    try:
-        line = [str(runs.binary()[0]), "run", "--real", *runs.arguments(spec), "--seed", str(seed), "--json", "--quiet",
-                "--decisions", str(decisions)]
-        print("running", " ".join(line[2:]), file=sys.stderr, flush=True)
-        ran = subprocess.run(line, cwd=runs.ROOT, capture_output=True, text=True, check=False)
-        if ran.returncode != 0:
-            raise RuntimeError(f"{' '.join(line)}\n{ran.stderr}")
-        report.write_text(ran.stdout)
-    finally:
-        for _ in range(weight):
-            _places.release()
-    return json.loads(report.read_text())
+    line = [str(runs.binary()[0]), "run", "--real", *runs.arguments(spec), "--seed", str(seed), "--json", "--quiet",
+            "--decisions", str(decisions)]
+    print("running", " ".join(line[2:]), file=sys.stderr, flush=True)
+    ran = subprocess.run(line, cwd=runs.ROOT, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(f"{' '.join(line)}\n{ran.stderr}")
+    report.write_text(ran.stdout)
+    return json.loads(ran.stdout)
 
 
 def run_all(specs):
-    with ThreadPoolExecutor(4) as pool:
+    """The reports of these runs: those on the BEAM one after the other, then C++ nodes, which do little, three runs at a time."""
+    for spec in specs:
+        if spec["strategy"] == "interval":
+            run(spec)
+    with ThreadPoolExecutor(3) as pool:
         return list(pool.map(run, specs))
 
 
@@ -282,7 +272,7 @@ def lab():
     off = [one for one in found if apart(one)]
     names = "; ".join(f"{one.workload}, {one.delay} ms, `{one.strategy}`" for one in off)
     returned = max(one.real["returned_ms"] for one in found if one.strategy == "interval")
-    minutes = round(sum(one.real["wall_ms"] / (1 if one.strategy == "interval" else 2) for one in found) / 60_000)
+    minutes = round(sum(one.real["wall_ms"] / (1 if one.strategy == "interval" else 3) for one in found) / 60_000)
     page = LAB_PAGE.format(
         minutes=minutes, nodes=NODES, returned=number(returned), count=runs.RUNS, machine=machine(), figures=compared_table(found),
         said=f"{len(found) - len(off)} of {len(found)} agree within the noise." + (f" These don't: {names}." if off else ""),
@@ -364,6 +354,7 @@ def quiet_table(found):
 
 # ---- growth
 
+B_SECONDS = 120  # that the users of B take
 GROWTH = {"interval": SIZES, "counter": [3, 10, 30], "queue+fa": [3, 10, 30]}
 SIMULATED = [3, 5, 10, 30, 100]
 
@@ -398,7 +389,7 @@ def growth(found, quiet):
                      label=f"{strategy}, real" + ("" if strategy == "interval" else " (C++)"))
     request, message, second = costs(found, quiet)
     means = simulated["interval"]
-    estimate = [(request * mean["requests"] + message * (mean["messages"] + mean["heartbeat_messages"]) + second * nodes * 120)
+    estimate = [(request * mean["requests"] + message * (mean["messages"] + mean["heartbeat_messages"]) + second * nodes * B_SECONDS)
                 / mean["requests"] * 1000 for nodes, mean in zip(SIMULATED, means)]
     colour, _, marker = plots.STYLE["interval"]
     axes[1].plot(SIMULATED, estimate, color=colour, linestyle="--", marker=marker, markerfacecolor="white",
@@ -454,7 +445,7 @@ received, and {second} ms each second that a node is there.
 def spans(found, quiet):
     """Each report learns how long its workload took."""
     for _, _, report in found:
-        report["seconds"] = 120 if "/b-" in report["config"]["workload"] else 60
+        report["seconds"] = B_SECONDS if "/b-" in report["config"]["workload"] else 60
     for still, once in quiet.values():
         still["seconds"], once["seconds"] = IDLE_SECONDS, 20
 
