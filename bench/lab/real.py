@@ -73,8 +73,9 @@ def run(spec, seed=1):
     ran = subprocess.run(line, cwd=runs.ROOT, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         raise RuntimeError(f"{' '.join(line)}\n{ran.stderr}")
-    report.write_text(ran.stdout)
-    return json.loads(ran.stdout)
+    # (Of the last minute: who else was there.)
+    report.write_text(json.dumps({**json.loads(ran.stdout), "load": os.getloadavg()[0]}))
+    return json.loads(report.read_text())
 
 
 def run_all(specs):
@@ -175,9 +176,10 @@ def compare():
 
 
 def apart(one):
-    """How far the real run's agreement is outside what simulated runs of other seeds have, if further than the noise."""
+    """How far the real run's agreement is outside what simulated runs of other seeds have, if further than the noise; a token
+    that another request gets is two disagreements."""
     inside = [report["agreement"] for report in one.simulated["runs"]]
-    noise = 1 - one.real["noise_agreement"]
+    noise = max(1 - one.real["noise_agreement"], 2 / one.real["requests"])
     return max(0.0, min(inside) - noise - one.real["agreement"], one.real["agreement"] - max(inside) - noise)
 
 
@@ -206,9 +208,11 @@ def kinds_table(found):
     return table(("delay", "strategy", *B_KINDS), rows)
 
 
-def machine():
+def machine(reports):
+    load = [report.get("load", 0) for report in reports]
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return f"{cpu}, {os.cpu_count()} CPUs, Linux {platform.release()}"
+    return (f"{cpu}, {os.cpu_count()} CPUs, Linux {platform.release()}; its load in the last minute of a run, this run's own included, "
+            f"{number(min(load))} to {number(max(load))}")
 
 
 LAB_PAGE = """# Real nodes against the lab
@@ -233,7 +237,7 @@ bin/weir-lab run        --workload D --strategy interval --nodes 5 --delay-ms 50
 - Node 2 of {nodes} is killed (SIGKILL) at 20 s and started again at 30 s. A C++ process is back at once, a BEAM node after {returned}
   ms; until then its requests go to the next node, as in simulated runs while it is down.
 - *Apart* says that the real run's agreement lies outside what {count} simulated runs of different seeds span, by more than
-  the noise. B is one user of each kind of B at once, c = 1000; D is as everywhere, c = 5. Refill one token a second.
+  the noise (or one token that another request got). B is one user of each kind of B at once, c = 1000; D is as everywhere, c = 5. Refill one token a second.
 
 Machine: {machine}.
 
@@ -245,7 +249,7 @@ Real / simulated (mean of {count} runs).
 {said}
 
 Bytes of `interval` are more on real nodes: they are known by 32-bit numbers, their runs and limiters too, which the lab counts from 0, so
-that a frame of one record is some ten bytes longer; and a node that is back is one that its peers were connected with.
+that a frame of one record is some ten bytes longer.
 
 ## Each user of B
 
@@ -255,7 +259,7 @@ Agreement, real / simulated.
 ## What a request costs
 
 Processor time from the first request to the last, of all nodes together, for each 1000 requests. For C++ nodes it is mostly waking up; on
-the BEAM also what the lab's injector needs. *Late* is how long after its time a request was decided: median, 99 of 100, the latest.
+the BEAM also what the lab's injector needs. (D asks once in 0.9 s: its figures are what nodes cost that are at rest.) *Late* is how long after its time a request was decided: median, 99 of 100, the latest.
 
 {costs}"""
 
@@ -274,7 +278,7 @@ def lab():
     returned = max(one.real["returned_ms"] for one in found if one.strategy == "interval")
     minutes = round(sum(one.real["wall_ms"] / (1 if one.strategy == "interval" else 3) for one in found) / 60_000)
     page = LAB_PAGE.format(
-        minutes=minutes, nodes=NODES, returned=number(returned), count=runs.RUNS, machine=machine(), figures=compared_table(found),
+        minutes=minutes, nodes=NODES, returned=number(returned), count=runs.RUNS, machine=machine([one.real for one in found]), figures=compared_table(found),
         said=f"{len(found) - len(off)} of {len(found)} agree within the noise." + (f" These don't: {names}." if off else ""),
         kinds=kinds_table(found), costs=costs_table(found))
     write("lab-real.md", page)
@@ -409,7 +413,7 @@ def growth(found, quiet):
 
 CLUSTER_PAGE = """# The cluster, measured
 
-Real weir nodes on the BEAM on one machine, 3, 5 and 10 of them, all of it on {machine}. `make bench-cluster` makes the runs, some
+Real weir nodes on the BEAM, 3, 5 and 10 of them, on one machine ({machine}). `make bench-cluster` makes the runs, some
 {minutes} minutes, and writes this page. How a run is made and judged: [lab-real.md](lab-real.md); every run is one of
 `bin/weir-lab run --real --strategy interval`, links take 1 ms, nothing fails.
 
@@ -463,7 +467,7 @@ def cluster():
              number(mean["messages"] / max(1, mean["admitted"])), number(report["cpu_ms_per_1000_requests"]), percent(report["agreement"], 2),
              percent(mean["agreement"], 2)) for strategy, nodes, report, mean in grown]
     page = CLUSTER_PAGE.format(
-        machine=machine(), minutes=round(sum(report["wall_ms"] for report in reports) / 60_000), speed=SPEED,
+        machine=machine(reports), minutes=round(sum(report["wall_ms"] for report in reports) / 60_000), speed=SPEED,
         verdict="All are met." if not missed else f"{len(found) - len(missed)} of {len(found)} runs meet both. These don't: {'. '.join(missed)}.",
         figures=cluster_table(found), kinds=cluster_kinds(found), still=quiet_table(quiet),
         cold=("Keys below a node's share cost no record and no message." if silent else "**Keys below a node's share were sent.**"),
