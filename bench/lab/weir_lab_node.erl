@@ -56,9 +56,10 @@ loop(State0) ->
 %% ---- the driver's messages ----
 
 message(<<$J, Expected:32/little, Others/binary>>, #state{port = Port} = State) ->
-    Claims = start_weir(),
-    [true = net_kernel:connect_node(node_of(Other)) || <<Other:32/little>> <= Others],
-    ok = start_limiting(),
+    Claims = configure(),
+    %% (One that was killed meanwhile is none that this node waits for.)
+    _ = [net_kernel:connect_node(node_of(Other)) || <<Other:32/little>> <= Others],
+    {ok, _} = application:ensure_all_started(weir),
     ok = see(Expected, erlang:monotonic_time(millisecond) + ?SEE_MS),
     true = port_command(Port, <<$R>>),
     State#state{claims = Claims};
@@ -74,8 +75,8 @@ message(<<$Q, Requests/binary>>, #state{requests = Queue} = State) ->
 node_of(Number) ->
     list_to_atom("lab" ++ integer_to_list(Number) ++ "@127.0.0.1").
 
-%% Configures the application; true if hits ask the other nodes first.
-start_weir() ->
+%% Weir, before it starts; true if hits ask the other nodes first.
+configure() ->
     {ok, [[Capacity, IntervalNs, Partition, LargeHits, FlushAfter, PeerTimeout]]} = init:get_argument(weir_lab_limiter),
     _ = application:load(weir),
     %% A token in so many nanoseconds, exactly: a thousand million of them in as many seconds.
@@ -86,10 +87,6 @@ start_weir() ->
     ok = application:set_env(weir, limiters, #{?LIMITER => Spec}),
     ok = application:set_env(weir, cluster, #{peer_timeout => list_to_integer(PeerTimeout)}),
     LargeHits =:= "1".
-
-start_limiting() ->
-    {ok, _} = application:ensure_all_started(weir),
-    ok.
 
 %% Until so many nodes limit together, this one too.
 see(Expected, Until) ->
