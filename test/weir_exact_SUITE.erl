@@ -4,7 +4,7 @@
 %% Buckets give back a token an hour, so none comes back during a test. Load is callers that ask again and again on every node; what
 %% is left of the bucket after it is then asked for, all of it: exactly c were admitted in the end. Where the owner is to answer,
 %% timeouts are long, since a slow machine isn't what is tested.
-%% Shows R37 and R38 of doc/requirements.md.
+%% Shows R36 and R37 of doc/requirements.md.
 -module(weir_exact_SUITE).
 
 -include_lib("common_test/include/ct.hrl").

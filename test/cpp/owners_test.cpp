@@ -1,4 +1,4 @@
-// Shows R38 of doc/requirements.md.
+// Shows R37 of doc/requirements.md.
 // Owners of keys: spread evenly, the same on every node, and moved only where a node came or went.
 #include "weir/owners.hpp"
 
