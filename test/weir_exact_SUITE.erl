@@ -28,7 +28,7 @@ all() ->
 
 groups() ->
     [{bucket, [], [three_nodes, five_nodes, alone, batches, explained, counted, reset_holds_everywhere, scope_is_fixed, changed_limiter]},
-     {changes, [], [owner_leaves, rolling_restart, node_joins, all_at_once]},
+     {changes, [], [owner_leaves, rolling_restart, node_joins, all_at_once, secret_rotated]},
      {faults, [], [owner_killed, process_crashes, owner_suspended, held_up, partition_open, partition_closed]},
      {limits, [], [flooded, malformed, unknown_at_the_owner, deleted_under_load, many_waiting]}].
 
@@ -202,6 +202,21 @@ all_at_once(_) ->
     ok = load([D]),
     ok = go_on([A, B, D]),
     exactly(20000, [A, B, D], unload([A, B, D]), [A, B, D]).
+
+%% Keys have other owners then, which were told all when the nodes switched.
+secret_rotated(_) ->
+    Peers = [keep(P) || P <- weir_cluster:start(3, #{env => #{secret => <<"the old secret of this test">>,
+                                                               next_secret => <<"the new secret of this test">>}})],
+    ok = agree(Peers),
+    ok = put_everywhere(Peers, login, spec(?C)),
+    Keys = lists:seq(1, 20),
+    [[{allow, _} = call(P, weir, check, [login, Key, 50]) || P <- Peers] || Key <- Keys],
+    Owners = [maps:get(owner, explain(hd(Peers), Key)) || Key <- Keys],
+    ok = call(hd(Peers), weir, rotate_secret, []),
+    ?assertNotEqual(Owners, [maps:get(owner, explain(hd(Peers), Key)) || Key <- Keys]),
+    ok = weir_cluster_SUITE:settle(Peers),
+    ?assertEqual([?C - 150 || _ <- Keys], [rest([lists:last(Peers)], login, Key) || Key <- Keys]),
+    ?assertEqual([0 || _ <- Keys], [rest(Peers, login, Key) || Key <- Keys]).
 
 %% ---- faults
 

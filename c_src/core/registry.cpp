@@ -345,6 +345,11 @@ void Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
     status = limiter.table_.take(ref.generation, terms, before, now, level);
   }
   if (status != Status::ok || level.value() <= now) return;
+  if (limiter.owned()) {
+    // Many nodes know the owner's level. Added up, and told as births, it would count once for each of them.
+    set_level(ref, key, level.value(), false, now);
+    return;
+  }
   Nanos tat;
   try {
     while ((status = limiter.table_.add(ref.generation, terms, key, level.value() - now, now, tat)) == Status::stale) {
