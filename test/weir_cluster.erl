@@ -26,6 +26,8 @@
 -define(COOKIE, "weir_cluster_SUITE").
 -define(CALL_MS, 30000).
 -define(DEADLINE_MS, 30000).
+%% A node starts within a second, on a machine that has nothing else to do.
+-define(BOOT_MS, 60000).
 
 %% So many nodes that run weir and know each other.
 start(Count) ->
@@ -51,7 +53,7 @@ one(Name, Options) ->
     Args = maps:get(args, Options, ["-kernel", "dist_auto_connect", "never", "prevent_overlapping_partitions", "false"]),
     {ok, Control, Node} =
         peer:start(#{name => Name, host => "127.0.0.1", longnames => true, connection => standard_io,
-                     env => maps:get(os_env, Options, []),
+                     env => maps:get(os_env, Options, []), wait_boot => ?BOOT_MS,
                      args => ["-setcookie", maps:get(cookie, Options, ?COOKIE),
                               "-connect_all", atom_to_list(maps:get(connect_all, Options, false)),
                               "-kernel", "logger_level", maps:get(log, Options, "critical")]
