@@ -125,7 +125,8 @@ switch_all(Id, []) ->
         [] ->
             case ask(Others, {rotation, 1, switch, Id}) of
                 [] -> ok;
-                Wrong -> {error, message("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
+                Wrong ->
+                    {error, message("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
             end;
         Wrong ->
             {error, message("nothing was changed. ~ts", [sentences(Wrong)])}

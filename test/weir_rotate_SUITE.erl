@@ -8,8 +8,8 @@
 
 -compile([export_all, nowarn_export_all]).
 
--import(weir_cluster, [call/4, cut/2, heal/2, kill/1, restart/2, checks/4, everywhere/4, see_each_other/1, denied_by_all/3, node_of/1,
-                       wait_until/2, members/1]).
+-import(weir_cluster, [call/4, cut/2, heal/2, kill/1, restart/2, checks/4, everywhere/4, see_each_other/1, denied_by_all/3,
+                       node_of/1, wait_until/2, members/1]).
 -import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, remaining/1, settle/1, in_turns/3, refused/2, copying/1,
                              at_least_and_at_most/3]).
 
@@ -27,7 +27,8 @@ all() ->
     [{group, alone}, {group, cluster}].
 
 groups() ->
-    [{alone, [], [levels_are_kept, kept_until_it_is_over, batches, resets, many_processes, nothing_to_rotate_to, secrets_stay_secret]},
+    [{alone, [], [levels_are_kept, kept_until_it_is_over, batches, resets, many_processes, nothing_to_rotate_to,
+                  secrets_stay_secret]},
      {cluster, [], [kept_on_three_nodes, kept_by_new_owners, full_buckets_stay_full_under_load, while_a_bucket_fills,
                     a_reset_is_of_both_hashes,
                     a_member_cannot_follow, away_during_the_switch, restarted_in_the_midst, with_the_new_secret_only]}].
@@ -307,7 +308,8 @@ a_member_cannot_follow(_) ->
 
 refuses(Peer, Node, Word) ->
     {error, Message} = call(Peer, weir, rotate_secret, []),
-    [?assertNotEqual({W, Message, nomatch}, {W, Message, string:find(Message, W)}) || W <- [atom_to_list(Node), Word, "nothing was changed"]].
+    [?assertNotEqual({W, Message, nomatch}, {W, Message, string:find(Message, W)})
+     || W <- [atom_to_list(Node), Word, "nothing was changed"]].
 
 hashes(Peers) ->
     [call(P, weir_table, key_hash, [?KEY]) || P <- Peers].
