@@ -12,7 +12,7 @@
 -define(REPORT_MS, 200).
 -define(PING_MS, 1000).
 -define(MAX_DELAYS, 64).
--define(SEE_MS, 30000).
+-define(SEE_MS, 60000).
 -define(LIMITER, lab).
 
 -type counts() :: #{atom() => non_neg_integer()}.
@@ -57,9 +57,11 @@ loop(State0) ->
 
 message(<<$J, Expected:32/little, Others/binary>>, #state{port = Port} = State) ->
     Claims = configure(),
-    %% (One that was killed meanwhile is none that this node waits for.)
-    _ = [net_kernel:connect_node(node_of(Other)) || <<Other:32/little>> <= Others],
-    {ok, _} = application:ensure_all_started(weir),
+    %% At the beginning weir starts alone on all nodes, which then meet. One that returns meets the others first, and starts with
+    %% what they have; those that were killed meanwhile it doesn't wait for.
+    Meet = fun() -> [_ = net_kernel:connect_node(node_of(Other)) || <<Other:32/little>> <= Others] end,
+    Start = fun() -> {ok, _} = application:ensure_all_started(weir) end,
+    _ = [Do() || Do <- case Expected of 1 -> [Meet, Start]; _ -> [Start, Meet] end],
     ok = see(Expected, erlang:monotonic_time(millisecond) + ?SEE_MS),
     true = port_command(Port, <<$R>>),
     State#state{claims = Claims};

@@ -28,7 +28,7 @@ constexpr Nanos kSecond{1'000'000'000};
 constexpr Nanos kLead{300'000'000};
 constexpr Nanos kHandOutEvery{50'000'000};
 // What a start may take, also of ten nodes on a machine that is busy.
-constexpr Nanos kStartMost{60'000'000'000};
+constexpr Nanos kStartMost{120'000'000'000};
 // From the last answer that was due to that it is late beyond hope.
 constexpr Nanos kAnswerMost{30'000'000'000};
 // Between two reports of a node, and a moment.
