@@ -209,10 +209,10 @@ def kinds_table(found):
 
 
 def machine(reports):
-    load = [report.get("load", 0) for report in reports]
+    load = [report["load"] for report in reports if "load" in report]
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return (f"{cpu}, {os.cpu_count()} CPUs, Linux {platform.release()}; its load in the last minute of a run, this run's own included, "
-            f"{number(min(load))} to {number(max(load))}")
+    said = f"{number(min(load))} to {number(max(load))}" if load else "not noted"
+    return f"{cpu}, {os.cpu_count()} CPUs, Linux {platform.release()}; load in the last minute of a run, that of the run included: {said}"
 
 
 LAB_PAGE = """# Real nodes against the lab
