@@ -536,8 +536,14 @@ accept(Kind, Node, #{incarnation := Incarnation, yours := Yours, members := Memb
     State1 = join(Node, Incarnation, watch(Node, State0)),
     State2 = lists:foldl(fun has_left/2, State1, Left),
     State3 = lists:foldl(fun has_heard_of/2, State2, Members),
-    State4 = highest(Yours, State3),
-    greeted(Kind, Node, Told, State4#state{joining = State4#state.joining orelse Incarnation =/= 0}).
+    greeted(Kind, Node, Told, joins(Incarnation, highest(Yours, State3))).
+
+%% Who runs already, when this node starts, has what is to be copied. Of nodes that start together the first one to be ready has
+%% nobody to copy from, also if its machine is made a moment later.
+joins(Incarnation, #state{phase = starting, joining = Joining} = State) ->
+    State#state{joining = Joining orelse Incarnation =/= 0};
+joins(_Incarnation, State) ->
+    State.
 
 %% Who starts is told all limiters with the answer, so that it comes up with those of the others and not those of its own
 %% configuration.

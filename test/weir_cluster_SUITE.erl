@@ -27,7 +27,7 @@ all() ->
 
 groups() ->
     [{members, [], [alone, join_and_leave, started_after_the_others, bad_configurations, other_secret, other_protocol, malformed_hellos, same_number,
-                    later_incarnation, nodes_without_weir, forgotten, with_the_defaults_of_distribution]},
+                    first_to_be_ready, later_incarnation, nodes_without_weir, forgotten, with_the_defaults_of_distribution]},
      {limits, [], [one_limit_over_three_nodes, flooded, one_node_after_the_other, local_is_local, explained, metrics, large_hits_ask,
                    flushed_after]},
      {limiters, [], [limiters_reach_all, late_joiner_has_limiters, same_change_is_none, changes_at_the_same_time,
@@ -149,6 +149,15 @@ malformed_hellos(_) ->
                     {weir_frame, 1, x, data, y}, {weir_frame, 2, 5}, {timeout, make_ref(), wake}, {nodeup, 5, 6}, hello]],
     ?assertMatch(#{state := alone}, status(A)),
     ?assertEqual(Pids, pids(A)).
+
+%% Of nodes that start together one is the first to be ready. What others say to it from then on, before its machine is made, must
+%% not make it copy from them: all would copy from each other.
+first_to_be_ready(_) ->
+    [A] = start_all(1),
+    Hello = call(A, ?MODULE, a_hello, ['other@elsewhere']),
+    _ = call(A, erlang, send, [weir_members, {weir_members, 1, hello, Hello}]),
+    wait_until(member, fun() -> is_map_key('other@elsewhere', members(A)) end),
+    ?assertMatch(#{joining := false}, call(A, weir_members, start, [])).
 
 same_number(_) ->
     [A] = start_all(1),
