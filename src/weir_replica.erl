@@ -251,13 +251,10 @@ put_limiter(Entry, #state{machine = Machine} = State) ->
 push_all(State) ->
     lists:foldl(fun push/2, run(births, State), weir_registry:entries()).
 
-%% A change pushes what is unsent under the terms before it, and one that changes nothing does no more.
 push(Entry, #state{machine = Machine} = State) ->
     case weir_registry:replicated(Entry) of
-        {Id, #{version := Version} = Terms} ->
-            execute(weir_machine:put_limiter(Machine, Id, Terms#{version => Version + 1}, weir_clock:now()), State);
-        none ->
-            State
+        {Id, _Terms} -> execute(weir_machine:push(Machine, Id, weir_clock:now()), State);
+        none -> State
     end.
 
 drop(Id, #state{machine = Machine} = State) ->

@@ -89,6 +89,21 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
 }
 
+void Replica::push(LimiterId id, Nanos now, Effects& effects) {
+  const Limiter* const its = limiter(id);
+  if (its == nullptr) return;
+  FrameWriter frame(self_.incarnation);
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    keys_.sweep(segment, [&](KeyState& state) {
+      if (state.limiter != id || state.unsent.empty()) return true;
+      emit(*its, state, now, frame);
+      if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
+      return true;
+    });
+  }
+  send_to_live(frame, Traffic::data, effects);
+}
+
 void Replica::drop_limiter(LimiterId id) {
   std::erase_if(limiters_, [&](const Limiter& has) { return has.id == id; });
   exceeded_.erase(id.v);
