@@ -24,12 +24,14 @@ enum class Large : std::uint8_t { ask, decide };
 
 // {owner | claim, Number, KeyHash} for a question that goes to other nodes first; 0 if it doesn't. For an owner KeyHash
 // may be {KeyHash, Before}: it carries the key, too.
-ERL_NIF_TERM make_ask(ErlNifEnv* env, const Question& question, Nanos now) noexcept {
+// Not inlined: most limiters ask nobody.
+[[gnu::noinline]] ERL_NIF_TERM make_ask(ErlNifEnv* env, const Question& question, ERL_NIF_TERM term, Form form,
+                                        Nanos now) noexcept {
   const Limiter& limiter = *question.ref.limiter;
   if (!limiter.owned() && !Registry::claims(question.ref, question.key, question.hits, now)) return 0;
   ERL_NIF_TERM key = enif_make_uint64(env, question.key.v);
-  if (limiter.owned() && question.before.v != 0)
-    key = enif_make_tuple2(env, key, enif_make_uint64(env, question.before.v));
+  const KeyHash before = limiter.owned() ? hash_before(env, term, form, question.ref) : KeyHash{};
+  if (before.v != 0) key = enif_make_tuple2(env, key, enif_make_uint64(env, before.v));
   return enif_make_tuple3(env, limiter.owned() ? atoms.owner : atoms.claim, enif_make_uint(env, limiter.number().v),
                           key);
 }
@@ -40,7 +42,7 @@ ERL_NIF_TERM check(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Question question;
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
   if (large == Large::ask && question.ref.limiter->asks()) [[unlikely]] {
-    if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
+    if (const ERL_NIF_TERM ask = make_ask(env, question, argv[1], form, now)) return ask;
   }
   const Decision decision = Registry::decide(question.ref, question.key, question.hits, now, stripe());
   if (decision.allowed && question.ref.limiter->replicated()) wake_reader(env);
@@ -53,7 +55,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   if (const ERL_NIF_TERM wrong = get_question(env, argv, form, question)) return wrong;
   const Nanos now = clock_now_overlapped();
   if (large == Large::ask && question.ref.limiter->asks()) [[unlikely]] {
-    if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
+    if (const ERL_NIF_TERM ask = make_ask(env, question, argv[1], form, now)) return ask;
   }
   Asker asker(question.ref, stripe());
   const Decision decision = asker.decide(question.key, question.hits, now);
@@ -91,8 +93,8 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& ba
       cold = table.bytes() > kPrefetchBytes ? &table : nullptr;
     }
     question.ref = ref;
-    const Form form = arity == 3 ? Form::native : Form::external;
-    if (const ERL_NIF_TERM wrong = get_key(env, item[1], form, ref, question.key, question.before)) return wrong;
+    if (const ERL_NIF_TERM wrong = get_key(env, item[1], arity == 3 ? Form::native : Form::external, ref, question.key))
+      return wrong;
     if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
     if (cold != nullptr) cold->prefetch(question.key);
     ++batch.size;
@@ -116,11 +118,17 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   std::optional<Asker> asker;
   bool births = false;
   bool owned = false;
+  ERL_NIF_TERM items = argv[0], head = 0;
+  unsigned decoded = 0;  // of the items, up to `head`
   for (unsigned i = 0; i < batch.size; ++i) {
     const Question& question = batch.questions[i];
     if (question.ref.limiter->owned()) [[unlikely]] {
       owned = true;
-      answers[i] = make_ask(env, question, now);
+      for (; decoded <= i; ++decoded) enif_get_list_cell(env, items, &head, &items);
+      int arity;
+      const ERL_NIF_TERM* item;
+      enif_get_tuple(env, head, &arity, &item);
+      answers[i] = make_ask(env, question, item[1], arity == 3 ? Form::native : Form::external, now);
       continue;
     }
     if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, stripe());
@@ -173,9 +181,9 @@ struct Seen {
 
 template <Form form>
 ERL_NIF_TERM get_seen(ErlNifEnv* env, const ERL_NIF_TERM argv[], Registry::Ref& ref, Seen& seen) noexcept {
-  KeyHash key, before;
+  KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key, before)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
   seen.now = clock_now_overlapped();
   return Registry::peek(ref, key, seen.now, seen.state, seen.terms) ? 0 : atoms.unknown_limiter;
 }
@@ -208,13 +216,14 @@ ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 template <Form form>
 ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Registry::Ref ref;
-  KeyHash key, before;
+  KeyHash key;
   if (const ERL_NIF_TERM wrong = get_limiter(env, argv[0], ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key, before)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, argv[1], form, ref, key)) return wrong;
   const Nanos now = clock_now_overlapped();
   Registry::reset(ref, key, now);
   if (!ref.limiter->replicated()) return atoms.ok;
   ERL_NIF_TERM hashes = enif_make_list1(env, enif_make_uint64(env, key.v));
+  const KeyHash before = hash_before(env, argv[1], form, ref);
   if (before.v != 0) hashes = enif_make_list_cell(env, enif_make_uint64(env, before.v), hashes);
   return enif_make_tuple4(env, atoms.replicated, enif_make_uint(env, ref.limiter->number().v), hashes,
                           enif_make_int64(env, now.v));

@@ -148,16 +148,6 @@ ERL_NIF_TERM hash_tuple(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret,
   return 0;
 }
 
-// Not inlined: a check has it behind it for nearly all of its life.
-[[gnu::noinline]] void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const Secrets& secrets, Registry::Ref ref,
-                             KeyHash key, KeyHash& before) noexcept {
-  const Nanos now = clock_now();
-  const Nanos lasts = std::max(kCarriedLeast, IntervalSet::horizon(ref.limiter->terms().policy));
-  if (now - secrets.since > lasts || hash_key(env, term, form, secrets.before, before) != 0) return;
-  Registry::carry(ref, before, key, now);
-  if (ref.limiter->replicated()) wake_reader(env);
-}
-
 }  // namespace
 
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept {
@@ -200,13 +190,19 @@ ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey
   return simple ? 0 : atoms.other_key;
 }
 
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key,
-                     KeyHash& before) noexcept {
+KeyHash hash_before(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref) noexcept {
   const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
-  const ERL_NIF_TERM wrong = hash_key(env, term, form, secrets.now, key);
-  if (wrong == 0 && secrets.since.v != 0) [[unlikely]]
-    carry(env, term, form, secrets, ref, key, before);
-  return wrong;
+  const Nanos lasts = std::max(kCarriedLeast, IntervalSet::horizon(ref.limiter->terms().policy));
+  KeyHash before;
+  if (secrets.since.v == 0 || clock_now() - secrets.since > lasts) return {};
+  return hash_key(env, term, form, secrets.before, before) == 0 ? before : KeyHash{};
+}
+
+void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key) noexcept {
+  const KeyHash before = hash_before(env, term, form, ref);
+  if (before.v == 0) return;
+  Registry::carry(ref, before, key, clock_now());
+  if (ref.limiter->replicated()) wake_reader(env);
 }
 
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
@@ -216,13 +212,6 @@ ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept 
   if (!enif_get_int64(env, term, &value) || value < 1) return atoms.bad_hits;
   hits = {value};
   return 0;
-}
-
-ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept {
-  if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key, question.before))
-    return wrong;
-  return get_hits(env, terms[2], question.hits);
 }
 
 ERL_NIF_TERM make_ms(ErlNifEnv* env, Nanos duration) noexcept {

@@ -107,7 +107,6 @@ enum class Form : std::uint8_t { native, external };
 struct Question {
   Registry::Ref ref;
   KeyHash key;
-  KeyHash before;  // as long as keys are carried after a rotation of the secret: the hash under the one before
   Tokens hits;
 };
 
@@ -115,12 +114,24 @@ struct Question {
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
 // The key's hash under a secret.
 ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept;
-// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first;
-// `before`, which is 0 else, is that.
-ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key,
-                     KeyHash& before) noexcept;
+// As long as the limiter's keys are carried: the key's hash under the secret before; else 0.
+KeyHash hash_before(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref) noexcept;
+// Not inlined: a check has a rotation behind it for nearly all of its life.
+[[gnu::noinline]] void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key) noexcept;
+// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first.
+inline ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept {
+  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
+  const ERL_NIF_TERM wrong = hash_key(env, term, form, secrets.now, key);
+  if (wrong == 0 && secrets.since.v != 0) [[unlikely]]
+    carry(env, term, form, ref, key);
+  return wrong;
+}
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
-ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept;
+inline ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept {
+  if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key)) return wrong;
+  return get_hits(env, terms[2], question.hits);
+}
 
 bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexcept;
 
