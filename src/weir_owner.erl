@@ -31,7 +31,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, leave/1, owners/1, count/2, counts/0]).
+-export([start_link/0, leave/1, owners/1, sharing/0, count/2, counts/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([ask/0]).
@@ -86,6 +86,15 @@ owners(KeyHash) ->
             maps:from_list([{owner, element(First, Names)}] ++ [{second, element(Second, Names)} || Second > 0]);
         _ -> #{}
     catch error:badarg -> #{}
+    end.
+
+%% That share the keys out, as this node sees it.
+-spec sharing() -> [node()].
+sharing() ->
+    try ets:lookup(weir_members, owners) of
+        [{_, _, Names}] -> tuple_to_list(Names);
+        [] -> []
+    catch error:badarg -> []
     end.
 
 %% Decisions asked of other nodes, made for other nodes, and made by callers here because no owner answered in time.

@@ -21,7 +21,7 @@ check() ->
 
 judge(Since) ->
     Late = erlang:monotonic_time(millisecond) - Since > ?MOST_MS,
-    case waits_for([fun members/0, fun discovery/0, fun state/0]) of
+    case waits_for([fun members/0, fun discovery/0, fun state/0, fun owners/0]) of
         {wait, _} = Wait when not Late ->
             Wait;
         _ ->
@@ -64,4 +64,11 @@ state() ->
                 true -> ready;
                 false -> {wait, <<"copies what the other nodes know">>}
             end
+    end.
+
+%% Of keys of `scope => exact'.
+owners() ->
+    case weir_members:connected() -- weir_owner:sharing() of
+        [] -> ready;
+        [_ | _] -> {wait, <<"shares keys out among itself and the other nodes">>}
     end.

@@ -220,6 +220,7 @@ published(Key) ->
 %% Nearly all keys have another owner under the new hash, who decides on all that was admitted before.
 kept_by_new_owners(_) ->
     Peers = start_all(3, #{env => ?ENV}),
+    ok = weir_exact_SUITE:agree(Peers),
     ok = put_everywhere(Peers, one, #{rate => {10, {10, day}}, scope => exact}),
     Keys = [Key || N <- lists:seq(1, 30), Key <- [{user, N}, [user, N]]],
     Ask = fun(Count) ->
