@@ -111,7 +111,7 @@ peek(Limiter, Key) ->
     end.
 
 %% @doc Gives the key a full bucket. Of `scope => exact' it waits until the other nodes have heard of it, for the limiter's `timeout' at
-%% most.
+%% most (twice that while a rotation of the secret is under way).
 -spec reset(limiter(), key()) -> ok.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of

@@ -11,6 +11,8 @@
 -type hashed() :: {weir_nif:limiter_number(), weir_nif:owned_key()}.
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
 
+%% Questions of one message.
+-define(PART, 512).
 %% Between two questions while weir_owner is being started again.
 -define(AGAIN_MS, 5).
 
@@ -63,7 +65,7 @@ decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat}) ->
 ask(Items) ->
     Now = erlang:monotonic_time(millisecond),
     {Asks, Known} = asks(lists:zip(lists:seq(1, length(Items)), Items), Now, [], #{}),
-    Outcomes = ask(Asks, Known, lists:max([Now | [Deadline || {_, _, _, _, Deadline} <- Asks]])),
+    Outcomes = ask_in_parts(Asks, Known),
     Answers = [maps:get(Place, Outcomes, here) || Place <- lists:seq(1, length(Items))],
     ok = weir_owner:count(here, length([Here || Here <- Answers, Here =:= here])),
     Answers.
@@ -80,6 +82,16 @@ asks([{Place, {Limiter, _Key, Hits, {Number, KeyHash}}} | Items], Now, Asks, Kno
     end;
 asks([], _Now, Asks, Known) ->
     {lists:reverse(Asks), Known}.
+
+%% One part after the other, so that a long list holds nobody else up.
+ask_in_parts([], Outcomes) ->
+    Outcomes;
+ask_in_parts(Asks, Outcomes) ->
+    {Part, Rest} = split(?PART, Asks, []),
+    ask_in_parts(Rest, ask(Part, Outcomes, lists:max([Deadline || {_, _, _, _, Deadline} <- Part]))).
+
+split(N, [Ask | Asks], Part) when N > 0 -> split(N - 1, Asks, [Ask | Part]);
+split(_, Asks, Part) -> {lists:reverse(Part), Asks}.
 
 ask([], Outcomes, _Until) ->
     Outcomes;

@@ -21,8 +21,10 @@
 -spec start([node()], fun(() -> told()), last()) -> {pid(), Monitor :: reference()}.
 start(Nodes, Scan, Last) ->
     spawn_monitor(fun() ->
+                          %% One node's failure is not the others', but who ends this process ends all.
+                          _ = process_flag(trap_exit, true),
                           Told = Scan(),
-                          Monitors = [spawn_monitor(fun() -> tell(Node, proplists:get_value(Node, Told, <<>>), Last) end)
+                          Monitors = [spawn_opt(fun() -> tell(Node, proplists:get_value(Node, Told, <<>>), Last) end, [link, monitor])
                                       || Node <- Nodes],
                           case [Node || {Node, Monitor} <- lists:zip(Nodes, Monitors), not ended(Monitor)] of
                               [] -> ok;

@@ -16,7 +16,7 @@
 %% busy waits, without holding up a scheduler. Wrong arguments raise `badarg' with an explanation; frames may be any bytes.
 -module(weir_machine).
 
--export([new/1, put_limiter/4, push/3, drop_limiter/2, reset/5, step/3, wake/1]).
+-export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/5, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
 -export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2,
          overshoot/4, most_exceeded/2]).
@@ -101,10 +101,10 @@ terms(Terms) when is_map(Terms) ->
 terms(Terms) ->
     wrong("terms are a map, not ~0tP", [Terms, 8]).
 
-%% @doc Sends what is unsent of a limiter's keys.
--spec push(machine(), limiter_id(), Now :: ns()) -> [effect()].
-push(Machine, Limiter, Now) ->
-    checked(fun() -> weir_nif:replica_push(reference(Machine), within(limiter, Limiter, 0, ?WORD), now(Now)) end).
+%% @doc Sends what is unsent of all keys.
+-spec push(machine(), Now :: ns()) -> [effect()].
+push(Machine, Now) ->
+    checked(fun() -> weir_nif:replica_push(reference(Machine), now(Now)) end).
 
 %% @doc Forgets a limiter and its keys.
 -spec drop_limiter(machine(), limiter_id()) -> ok.

@@ -463,7 +463,7 @@ secret(Theirs, Before) ->
         false ->
             case weir_secret:next() of
                 {ok, Theirs} when Before =:= Own -> next;
-                {ok, Theirs} -> case connected() of [] -> next; _ -> early end;
+                {ok, Theirs} -> case {own(phase, starting), others()} of {ready, []} -> next; _ -> early end;
                 _ -> unknown
             end
     end.

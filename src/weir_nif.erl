@@ -19,7 +19,7 @@
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
          replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2,
-         replica_push/3, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0]).
+         replica_push/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0]).
 -export([nothing/0, nothing/3]).
 
 -export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, ask/0, limiter_number/0, key_hash/0, owned_key/0, outcome/0,
@@ -267,8 +267,8 @@ replica_overshoot(_Replica, _Limiter, _KeyHash, _NowNs) -> ?NOT_LOADED.
 replica_most_exceeded(_Replica, _Limiter) -> ?NOT_LOADED.
 
 %% Dirty: look at all keys.
--spec replica_push(reference(), Limiter :: non_neg_integer(), NowNs :: non_neg_integer()) -> [effect()].
-replica_push(_Replica, _Limiter, _NowNs) -> ?NOT_LOADED.
+-spec replica_push(reference(), NowNs :: non_neg_integer()) -> [effect()].
+replica_push(_Replica, _NowNs) -> ?NOT_LOADED.
 -spec replica_drop_limiter(reference(), Limiter :: non_neg_integer()) -> ok.
 replica_drop_limiter(_Replica, _Limiter) -> ?NOT_LOADED.
 %% Under 2 us.

@@ -62,7 +62,7 @@
                 asks = [] :: [{reference(), ask()}], count = 0 :: non_neg_integer(), others_handled = 0 :: non_neg_integer(),
                 sent = #{} :: #{pos_integer() => {node(), [{reference(), ask()}]}}, batch = 1 :: pos_integer(),
                 waiting = [] :: [{reference(), ask()}], timer = none :: none | reference(), out = 0 :: non_neg_integer(),
-                giving = #{} :: #{reference() => {joined | left, node()} | {leave, gen_server:from()}},
+                giving = #{} :: #{reference() => {pid(), {joined | left, node()} | {leave, gen_server:from()}}},
                 seen :: ms(), patience = 2000 :: pos_integer()}).
 
 -spec start_link() -> {ok, pid()} | {error, term()}.
@@ -110,9 +110,10 @@ count(What, Count) ->
 
 -spec counts() -> #{asked | answered | here => non_neg_integer()}.
 counts() ->
-    case ets:lookup(weir_members, owned) of
+    try ets:lookup(weir_members, owned) of
         [{_, Asked, Answered, Here}] -> #{asked => Asked, answered => Answered, here => Here};
         [] -> #{asked => 0, answered => 0, here => 0}
+    catch error:badarg -> #{asked => 0, answered => 0, here => 0}
     end.
 
 %% ---- callbacks ----
@@ -161,7 +162,7 @@ handle_info(tick, State) ->
 handle_info({timeout, Timer, again}, #state{timer = Timer, waiting = Waiting, asks = Asks, count = Count} = State) ->
     more(State#state{timer = none, waiting = [], asks = Asks ++ Waiting, count = Count + length(Waiting)});
 handle_info({'DOWN', Monitor, process, _, Reason}, #state{giving = Giving} = State) when is_map_key(Monitor, Giving) ->
-    {What, Rest} = maps:take(Monitor, Giving),
+    {{_, What}, Rest} = maps:take(Monitor, Giving),
     more(gave(What, Reason, State#state{giving = Rest}));
 handle_info({'DOWN', Monitor, process, {?MODULE, Node}, _}, #state{others = Others} = State) ->
     case Others of
@@ -354,6 +355,11 @@ given({levels, Levels}, Node, #state{awaited = Awaited} = State) ->
         #{Node := _} -> {ok, State#state{awaited = Awaited#{Node := now_ms()}}};
         #{} -> {ok, State}
     end;
+given(welcome, Node, #state{others = Others, phase = serving} = State) when not is_map_key(Node, Others) ->
+    %% It went on without a break, and this node did its work meanwhile.
+    Added = add(Node, State),
+    #other{id = Id} = maps:get(Node, Added#state.others),
+    {ok, give({joined, Node}, Id, [Node], Added)};
 given(welcome, Node, State) ->
     {ok, welcomed(Node, add(Node, State))};
 given(bye, Node, State) ->
@@ -384,7 +390,8 @@ add(Node, #state{others = Others} = State) ->
     shared(State#state{others = Others#{Node => Other}}).
 
 %% What it was asked is asked of another. Where it stood by, or who stood by owns now, another one is to stand by.
-remove(Node, #state{others = Others} = State) when is_map_key(Node, Others) ->
+remove(Node, #state{others = Others} = State0) when is_map_key(Node, Others) ->
+    State = give_up(Node, State0),
     {#other{id = Id, monitor = Monitor}, Rest} = maps:take(Node, Others),
     true = erlang:demonitor(Monitor, [flush]),
     {Back, Sent} = lists:partition(fun({_, {To, _}}) -> To =:= Node end, maps:to_list(State#state.sent)),
@@ -395,10 +402,18 @@ remove(Node, #state{others = Others} = State) when is_map_key(Node, Others) ->
 remove(Node, State) ->
     welcomed(Node, State).
 
+%% Levels that were on their way to it are old when it comes back.
+give_up(Node, #state{giving = Giving} = State) ->
+    Over = [{Monitor, Pid} || {Monitor, {Pid, {joined, To}}} <- maps:to_list(Giving), To =:= Node],
+    _ = [true = erlang:demonitor(Monitor, [flush]) andalso exit(Pid, kill) || {Monitor, Pid} <- Over],
+    State#state{giving = maps:without([Monitor || {Monitor, _} <- Over], Giving)}.
+
 welcomed(Node, #state{awaited = Awaited} = State) ->
     serving(State#state{awaited = maps:remove(Node, Awaited)}).
 
 %% It takes part from now on, and gets the levels of its keys. That it says hello again means that something of it was lost.
+hello(Node, #state{phase = joining, others = Others, awaited = Awaited} = State) when not is_map_key(Node, Others) ->
+    hello(Node, add(Node, State#state{awaited = Awaited#{Node => now_ms()}}));
 hello(Node, State) ->
     Added = add(Node, State),
     #other{id = Id} = maps:get(Node, Added#state.others),
@@ -416,7 +431,7 @@ give(_What, _Id, [], State) ->
 give({left, _}, _Id, _To, #state{phase = leaving} = State) ->
     State;
 give({How, _} = What, Id, To, #state{giving = Giving, phase = Phase} = State) ->
-    case lists:member(What, maps:values(Giving)) of
+    case lists:keymember(What, 2, maps:values(Giving)) of
         true ->
             State;
         false ->
@@ -425,8 +440,8 @@ give({How, _} = What, Id, To, #state{giving = Giving, phase = Phase} = State) ->
                        {joined, leaving} -> bye;
                        {joined, _} -> welcome
                    end,
-            {_, Monitor} = weir_handover:start(To, scan(How, Id, State), Last),
-            State#state{giving = Giving#{Monitor => What}}
+            {Pid, Monitor} = weir_handover:start(To, scan(How, Id, State), Last),
+            State#state{giving = Giving#{Monitor => {Pid, What}}}
     end.
 
 scan(How, Id, #state{nodes = Nodes, names = Names, node = Self}) ->
@@ -448,8 +463,8 @@ leaving(From, #state{others = Others} = State) when map_size(Others) =:= 0 ->
     State;
 leaving(From, #state{others = Others, giving = Giving, node = Self} = State) ->
     Left = shared(State#state{phase = leaving, awaited = #{}}),
-    {_, Monitor} = weir_handover:start(maps:keys(Others), scan(left, weir_members:node_id(Self), Left), bye),
-    Left#state{giving = Giving#{Monitor => {leave, From}}}.
+    {Pid, Monitor} = weir_handover:start(maps:keys(Others), scan(left, weir_members:node_id(Self), Left), bye),
+    Left#state{giving = Giving#{Monitor => {Pid, {leave, From}}}}.
 
 %% Sorted, so that places are the same for explanations whatever came first.
 shared(#state{others = Others, phase = Phase, node = Self} = State) ->
@@ -474,7 +489,7 @@ place(Self, [_ | Names], Place) -> place(Self, Names, Place + 1).
 looked(#state{seen = Seen, patience = Patience, phase = Phase, others = Others} = State) ->
     Now = now_ms(),
     Looked = State#state{seen = Now},
-    case Now - Seen > Patience div 2 andalso Phase =:= serving andalso map_size(Others) > 0 of
+    case Now - Seen > Patience div 2 andalso Phase =/= leaving andalso map_size(Others) > 0 of
         true -> join(Looked#state{others = maps:map(fun(_, Other) -> Other#other{since = Now} end, Others)});
         false -> Looked
     end.

@@ -161,7 +161,7 @@ handle_call({limiter, Name}, _From, State) ->
 handle_call({weir_reset, 1, _, _, _} = Reset, _From, State) ->
     {reply, ok, handle(Reset, State)};
 handle_call(drain, _From, #state{peers = Peers} = State) ->
-    {reply, [Peer || {_, Peer} <- maps:values(Peers)], push_all(State)};
+    {reply, [Peer || {_, Peer} <- maps:values(Peers)], push(State)};
 handle_call(_, _From, State) ->
     {reply, unknown, State}.
 
@@ -171,7 +171,7 @@ handle_cast({registered, Node}, State) ->
 handle_cast({unregistered, Node}, State) ->
     {noreply, remove(Node, State)};
 handle_cast(push, State) ->
-    {noreply, push_all(State)};
+    {noreply, push(State)};
 handle_cast(renew, State) ->
     #{incarnation := Incarnation} = weir_members:start(),
     case weir_members:machine() of
@@ -212,7 +212,8 @@ handle({registered, Node}, State) ->
 handle(_, State) ->
     State.
 
-frame(Node, _From, Kind, _Frame, #state{shed = Shed} = State) when Shed =:= all; Shed =:= Kind ->
+frame(Node, _From, Kind, Frame, #state{shed = Shed} = State) when Shed =:= all; Shed =:= Kind ->
+    ok = weir_members:heard(Node, byte_size(Frame), weir_clock:now()),
     ok = weir_members:count(Node, shed, 1),
     State;
 frame(Node, From, _Kind, Frame, State) ->
@@ -248,14 +249,8 @@ put_limiter(Entry, #state{machine = Machine} = State) ->
         none -> State
     end.
 
-push_all(State) ->
-    lists:foldl(fun push/2, run(births, State), weir_registry:entries()).
-
-push(Entry, #state{machine = Machine} = State) ->
-    case weir_registry:replicated(Entry) of
-        {Id, _Terms} -> execute(weir_machine:push(Machine, Id, weir_clock:now()), State);
-        none -> State
-    end.
+push(#state{machine = Machine} = State) ->
+    execute(weir_machine:push(Machine, weir_clock:now()), run(births, State)).
 
 drop(Id, #state{machine = Machine} = State) ->
     ok = weir_machine:drop_limiter(Machine, Id),

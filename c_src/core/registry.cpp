@@ -332,9 +332,9 @@ bool Registry::set_level(Ref ref, KeyHash key, Nanos tat, bool exactly, Nanos no
   return status == Status::ok;
 }
 
-void Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
+bool Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
   Limiter& limiter = *ref.limiter;
-  if (before == key) return;
+  if (before == key) return false;
   Carries& carries = limiter.replication_.carries;
   const std::lock_guard turn(carries.turn(key));
   Terms terms;
@@ -344,11 +344,11 @@ void Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
     terms = limiter.terms();
     status = limiter.table_.take(ref.generation, terms, before, now, level);
   }
-  if (status != Status::ok || level.value() <= now) return;
+  if (status != Status::ok || level.value() <= now) return false;
   if (limiter.owned()) {
     // Many nodes know the owner's level. Added up, and told as births, it would count once for each of them.
     set_level(ref, key, level.value(), false, now);
-    return;
+    return false;
   }
   Nanos tat;
   try {
@@ -359,10 +359,11 @@ void Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
     }
   } catch (const std::bad_alloc&) {
     set_level(ref, before, level.value(), false, now);  // for the next one who comes
-    return;
+    return false;
   }
-  if (status == Status::ok && limiter.replicated() && limiter.replication_.births.open())
-    carries.push({limiter.number(), before, key, tat});
+  const bool tells = status == Status::ok && limiter.replicated() && limiter.replication_.births.open();
+  if (tells) carries.push({limiter.number(), before, key, tat});
+  return tells;
 }
 
 Nanos Registry::longest_horizon() const noexcept {

@@ -89,13 +89,12 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
 }
 
-void Replica::push(LimiterId id, Nanos now, Effects& effects) {
-  const Limiter* const its = limiter(id);
-  if (its == nullptr) return;
+void Replica::push(Nanos now, Effects& effects) {
   FrameWriter frame(self_.incarnation);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys_.sweep(segment, [&](KeyState& state) {
-      if (state.limiter != id || state.unsent.empty()) return true;
+      const Limiter* const its = state.unsent.empty() ? nullptr : limiter(state.limiter);
+      if (its == nullptr) return true;
       emit(*its, state, now, frame);
       if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
       return true;
@@ -344,7 +343,8 @@ void Replica::drop_shadows(Nanos now) {
   for (const auto& [key, shadow] : shadows) {
     const Limiter* const its = limiter({key.first});
     KeyState* const state = keys_.find({key.first}, {key.second});
-    if (its != nullptr && state != nullptr) settle(*its, *state, now, true);
+    // (Tables know more of keys with owners than is here: levels that were told.)
+    if (its != nullptr && state != nullptr) settle(*its, *state, now, its->terms.large_hits != LargeHits::owner);
   }
 }
 

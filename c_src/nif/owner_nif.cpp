@@ -21,6 +21,9 @@ constexpr unsigned kItems = 512, kLevels = 1024, kNodes = 4096;
 // Questions times nodes that are weighed on a normal scheduler, about 100 us.
 constexpr std::size_t kManyWeights = 1 << 15;
 constexpr int kTimeslice = 5;  // percent of a slice, of a full batch
+// Levels above so many buckets, each filled by a clock so far ahead, are none.
+constexpr std::int64_t kDebts = 16;
+constexpr Nanos kAhead{10'000'000'000};
 
 struct WireLevel {
   static constexpr std::size_t kBytes = 20;
@@ -177,7 +180,11 @@ ERL_NIF_TERM raise(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
     const WireLevel level = WireLevel::from(bytes.data() + at);
     if (!level.valid()) continue;
     const Registry::Ref ref = state->registry.find_number(level.limiter);
-    if (ref && ref.limiter->owned()) Registry::set_level(ref, level.key, level.tat, false, now);
+    if (!ref || !ref.limiter->owned()) continue;
+    // A full bucket, or the debt of a few; what a clock that is far ahead makes of it would deny for as long.
+    const Policy policy = ref.limiter->terms().policy;
+    const Nanos full = policy.capacity * policy.interval;
+    if ((level.tat.v - now.v) / kDebts <= full.v + kAhead.v) Registry::set_level(ref, level.key, level.tat, false, now);
   }
   enif_consume_timeslice(env, std::max(1, static_cast<int>(bytes.size() * kTimeslice / (kLevels * WireLevel::kBytes))));
   return atoms.ok;

@@ -444,14 +444,13 @@ ERL_NIF_TERM put_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM ar
   });
 }
 
-// replica_push(Replica, Id, Now) -> Effects. Dirty, as it looks at all keys.
+// replica_push(Replica, Now) -> Effects. Dirty, as it looks at all keys.
 ERL_NIF_TERM push(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
-  LimiterId id;
   Nanos now;
-  if (!get_limiter_id(env, argv[1], id) || !get_now(env, argv[2], now)) return enif_make_badarg(env);
+  if (!get_now(env, argv[1], now)) return enif_make_badarg(env);
   machine.effects.clear();
   return between_tables(env, machine, now, [&](Replica& replica, Nanos time) {
-    replica.push(id, time, machine.effects);
+    replica.push(time, machine.effects);
     return make_effects(env, machine.effects);
   });
 }
@@ -648,7 +647,7 @@ const std::array<ErlNifFunc, 18> replica_functions = {{
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
     {"replica_overshoot", 4, guarded<with_machine<overshoot>>, 0},
     {"replica_most_exceeded", 2, guarded<with_machine<most_exceeded>>, 0},
-    {"replica_push", 3, guarded<with_machine<push>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_push", 2, guarded<with_machine<push>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_reset", 5, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},

@@ -200,9 +200,7 @@ KeyHash hash_before(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref 
 
 void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key) noexcept {
   const KeyHash before = hash_before(env, term, form, ref);
-  if (before.v == 0) return;
-  Registry::carry(ref, before, key, clock_now());
-  if (ref.limiter->replicated()) wake_reader(env);
+  if (before.v != 0 && Registry::carry(ref, before, key, clock_now())) wake_reader(env);
 }
 
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {

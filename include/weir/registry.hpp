@@ -201,7 +201,8 @@ class Registry {
   // After a rotation of the secret: what the level is under the key's hash of before is added to that under its hash
   // of now, once, whoever of many callers comes first; of a replicated limiter the replica is told.
   // Where keys have owners, the level under the hash of now is brought up to it instead.
-  static void carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept;
+  // True if it is.
+  static bool carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept;
   // (mutex) For how long births matter, of all limiters.
   Nanos longest_horizon() const noexcept;
   // (mutex) Calls visit(number, key, tat) for every key of the replicated limiters, either of those whose keys have

@@ -131,8 +131,8 @@ class Replica final : public Machine {
 
   // Makes a limiter, or changes it: what is unsent under the old terms is pushed, levels are carried over once.
   void put_limiter(LimiterId limiter, const ReplicatedTerms& terms, Nanos now, Effects& effects);
-  // Sends what is unsent of a limiter's keys.
-  void push(LimiterId limiter, Nanos now, Effects& effects);
+  // Sends what is unsent of all keys.
+  void push(Nanos now, Effects& effects);
   // Forgets a limiter and its keys.
   void drop_limiter(LimiterId limiter);
   // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. The node

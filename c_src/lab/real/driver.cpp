@@ -308,6 +308,8 @@ class Driver {
       const auto index = body.get<std::uint32_t>();
       const Nanos at{body.get<std::int64_t>()};
       const bool allowed = body.get<std::uint8_t>() != 0;
+      // (Given up: it came too late.)
+      if (body.ok() && index < next_ && seen_.decisions[index].outcome == Outcome::unanswered) continue;
       if (!body.ok() || index >= next_ || seen_.decisions[index].outcome != Outcome::asked ||
           seen_.decisions[index].node != index_of(node)) {
         throw Error(fmt::format("node {} answered what it was not asked", index_of(node)));

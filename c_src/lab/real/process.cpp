@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <utility>
@@ -50,6 +51,9 @@ pid_t fork_bound() {
   close(from);
   close(to);
   if (moved) execvp(words.front(), words.data());
+  const char* const why = strerrordesc_np(errno);
+  for (const char* part : {static_cast<const char*>(words.front()), ": ", why == nullptr ? "can't be run" : why, "\n"})
+    if (write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
   _exit(127);
 }
 
