@@ -342,7 +342,7 @@ changed_under_callers(_) ->
         weir_test:concurrently(
           8,
           fun(1) ->
-                  [ok = weir:put_limiter(restless, #{rate => {N rem 5 + 1, day}, burst => N rem 7 + 1}) || N <- lists:seq(1, 2000)],
+                  [ok = weir:put_limiter(restless, #{rate => {N rem 5 + 1, day}, burst => N rem 7 + 1}) || N <- lists:seq(1, 500)],
                   counters:add(Done, 1, 1),
                   changes;
              (I) -> ask_restless(Done, I, 0, [])
