@@ -50,6 +50,7 @@
 -define(FINISH_MS, 500).
 %% 1024 levels: kLevels of c_src/nif/owner_nif.cpp.
 -define(MAX_LEVELS, 20480).
+-define(NONE_OWNED, {owned, 0, 0, 0}).
 
 %% Another node with which keys are shared out; `since' is when it came.
 -record(other, {id :: weir_members:id(), monitor :: reference(), since :: ms()}).
@@ -80,22 +81,19 @@ leave(Timeout) ->
 %% Who owns a key and who stands by, as this node sees it.
 -spec owners(weir_nif:key_hash()) -> #{owner => node(), second => node()}.
 owners(KeyHash) ->
-    try ets:lookup(weir_members, owners) of
-        [{_, Nodes, Names}] when tuple_size(Nodes) > 0 ->
+    case row(owners, {owners, {}, {}}) of
+        {_, {}, {}} ->
+            #{};
+        {_, Nodes, Names} ->
             {First, Second} = weir_nif:owner_rank(KeyHash, Nodes),
-            maps:from_list([{owner, element(First, Names)}] ++ [{second, element(Second, Names)} || Second > 0]);
-        _ -> #{}
-    catch error:badarg -> #{}
+            maps:from_list([{owner, element(First, Names)}] ++ [{second, element(Second, Names)} || Second > 0])
     end.
 
 %% That share the keys out, as this node sees it.
 -spec sharing() -> [node()].
 sharing() ->
-    try ets:lookup(weir_members, owners) of
-        [{_, _, Names}] -> tuple_to_list(Names);
-        [] -> []
-    catch error:badarg -> []
-    end.
+    {_, _, Names} = row(owners, {owners, {}, {}}),
+    tuple_to_list(Names).
 
 %% Decisions asked of other nodes, made for other nodes, and made by callers here because no owner answered in time.
 -spec count(asked | answered | here, non_neg_integer()) -> ok.
@@ -103,17 +101,22 @@ count(_What, 0) ->
     ok;
 count(What, Count) ->
     Place = case What of asked -> 2; answered -> 3; here -> 4 end,
-    _ = try ets:update_counter(weir_members, owned, {Place, Count}, {owned, 0, 0, 0})
+    _ = try ets:update_counter(weir_members, owned, {Place, Count}, ?NONE_OWNED)
         catch error:badarg -> stopping
         end,
     ok.
 
 -spec counts() -> #{asked | answered | here => non_neg_integer()}.
 counts() ->
-    try ets:lookup(weir_members, owned) of
-        [{_, Asked, Answered, Here}] -> #{asked => Asked, answered => Answered, here => Here};
-        [] -> #{asked => 0, answered => 0, here => 0}
-    catch error:badarg -> #{asked => 0, answered => 0, here => 0}
+    {_, Asked, Answered, Here} = row(owned, ?NONE_OWNED),
+    #{asked => Asked, answered => Answered, here => Here}.
+
+%% In weir_members' table, which goes when weir stops.
+row(Key, Default) ->
+    try ets:lookup(weir_members, Key) of
+        [Row] -> Row;
+        [] -> Default
+    catch error:badarg -> Default
     end.
 
 %% ---- callbacks ----

@@ -13,6 +13,7 @@
 -compile([export_all, nowarn_export_all]).
 
 -import(weir_cluster, [add/2, call/4, kill/1, suspend/1, resume/1, cut/2, heal/2, see_each_other/1, node_of/1, wait_until/2]).
+-import(weir_cluster_SUITE, [keep/1, put_everywhere/3, same_limiters/1, erase_peers/0]).
 
 -define(KEY, <<"alice">>).
 -define(EXTERNAL, #{alice => [1, 2]}).
@@ -562,27 +563,10 @@ metric(Peer, Name, Labels) ->
     {_, _, _, _, Series} = lists:keyfind(Name, 1, call(Peer, weir_metrics, metrics, [])),
     proplists:get_value(Labels, Series, 0).
 
-put_everywhere(Peers, Name, Spec) ->
-    ok = call(hd(Peers), weir, put_limiter, [Name, Spec]),
-    wait_until({limiter, Name}, fun() -> same_limiters(Peers) end).
-
-same_limiters(Peers) ->
-    length(lists:usort([call(P, weir, limiters, []) || P <- Peers])) =:= 1.
-
 start_all(Count) ->
     Peers = [keep(P) || P <- weir_cluster:start(Count)],
     ok = agree(Peers),
     Peers.
-
-keep(Peer) ->
-    put(peers, [Peer | erase_peers()]),
-    Peer.
-
-erase_peers() ->
-    case erase(peers) of
-        undefined -> [];
-        Peers -> Peers
-    end.
 
 erase_number(Name) ->
     case erase(Name) of
