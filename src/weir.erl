@@ -40,6 +40,10 @@
 
 -export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0]).
 
+%% A macro, not a function: the top frame of the stack is then the function that was called, and shells name it. Without the
+%% arguments: keys stay out of stack traces, and so out of logs.
+-define(RAISE(Cause), erlang:error(badarg, none, [{error_info, #{module => weir_error, cause => Cause}}])).
+
 -opaque handle() :: reference().
 -type limiter() :: weir_limiter:name() | handle().
 -type key() :: term().
@@ -65,15 +69,13 @@ check(Limiter, Key, Hits) ->
         Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
         Retry when is_integer(Retry) -> {deny, -Retry};
         infinity -> {deny, infinity};
-        Wrong -> check_again(Wrong, Limiter, Key, Hits)
-    end.
-
-check_again(Wrong, Limiter, Key, Hits) ->
-    case weir_table:check_again(Wrong, Limiter, Key, Hits) of
-        Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
-        Retry when is_integer(Retry) -> {deny, -Retry};
-        infinity -> {deny, infinity};
-        StillWrong -> bad(Limiter, StillWrong)
+        Wrong ->
+            case weir_table:check_again(Wrong, Limiter, Key, Hits) of
+                Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
+                Retry when is_integer(Retry) -> {deny, -Retry};
+                infinity -> {deny, infinity};
+                StillWrong -> ?RAISE(cause(Limiter, StillWrong))
+            end
     end.
 
 %% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted.
@@ -83,7 +85,7 @@ check_again(Wrong, Limiter, Key, Hits) ->
 check_many(Items) ->
     case weir_table:check_many(Items) of
         Answers when is_list(Answers) -> Answers;
-        Wrong -> bad(Items, Wrong)
+        Wrong -> ?RAISE(cause(Items, Wrong))
     end.
 
 %% @doc As {@link check/3}, with all that a response's headers need.
@@ -91,7 +93,7 @@ check_many(Items) ->
 decide(Limiter, Key, Hits) ->
     case weir_table:decide(Limiter, Key, Hits) of
         #{} = Decision -> Decision;
-        Wrong -> bad(Limiter, Wrong)
+        Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
 %% @doc As {@link check_many/1}, with all that responses' headers need.
@@ -99,7 +101,7 @@ decide(Limiter, Key, Hits) ->
 decide_many(Items) ->
     case weir_table:decide_many(Items) of
         Decisions when is_list(Decisions) -> Decisions;
-        Wrong -> bad(Items, Wrong)
+        Wrong -> ?RAISE(cause(Items, Wrong))
     end.
 
 %% @doc What {@link decide/3} would say of one hit, without counting it: `remaining' is before the hit.
@@ -107,7 +109,7 @@ decide_many(Items) ->
 peek(Limiter, Key) ->
     case weir_table:peek(Limiter, Key) of
         #{} = Decision -> Decision;
-        Wrong -> bad(Limiter, Wrong)
+        Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
 %% @doc Gives the key a full bucket. Of `scope => exact' it waits until the other nodes have heard of it, for the limiter's `timeout' at
@@ -116,7 +118,7 @@ peek(Limiter, Key) ->
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
         ok -> ok;
-        Wrong -> bad(Limiter, Wrong)
+        Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
 %% @doc Why a key is decided as it is: what {@link peek/2} says, the limiter's `capacity', `interval_ns' (one token
@@ -132,7 +134,7 @@ explain(Limiter, Key) ->
         #{} = Explained ->
             Of = maps:merge(Explained, weir_report:explain(Limiter, Key, Explained)),
             Of#{limiter => display(Limiter), algorithm => token_bucket};
-        Wrong -> bad(Limiter, Wrong)
+        Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
 %% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys'
@@ -142,7 +144,7 @@ explain(Limiter, Key) ->
 put_limiter(Name, Spec) ->
     case weir_registry:put(Name, Spec) of
         ok -> ok;
-        {error, Message} -> raise({message, Message})
+        {error, Message} -> ?RAISE({message, Message})
     end.
 
 %% @doc Deletes a limiter and what it knows of its keys. Calls that are under way are answered as its `on_error' says,
@@ -151,8 +153,8 @@ put_limiter(Name, Spec) ->
 delete_limiter(Name) ->
     case weir_registry:delete(Name) of
         ok -> ok;
-        unknown_limiter -> bad(Name, unknown_limiter);
-        {error, Message} -> raise({message, Message})
+        unknown_limiter -> ?RAISE({unknown_limiter, Name});
+        {error, Message} -> ?RAISE({message, Message})
     end.
 
 %% @doc All limiters and their specifications, every option filled in.
@@ -168,7 +170,7 @@ limiters() ->
 compile(Spec) ->
     case weir_registry:compile(Spec) of
         {ok, Handle} -> Handle;
-        {error, Message} -> raise({message, Message})
+        {error, Message} -> ?RAISE({message, Message})
     end.
 
 %% @doc Takes this node out of the cluster for good, as before it is shut down never to come back: the others are sent what they
@@ -178,7 +180,7 @@ compile(Spec) ->
 -spec leave() -> ok.
 leave() ->
     try weir_members:leave()
-    catch exit:{noproc, _} -> raise({message, "weir is not started: call application:ensure_all_started(weir)"})
+    catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
 %% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a sentence that
@@ -188,7 +190,7 @@ leave() ->
 -spec rotate_secret() -> ok | {error, Message :: binary()}.
 rotate_secret() ->
     try weir_members:rotate()
-    catch exit:{noproc, _} -> raise({message, "weir is not started: call application:ensure_all_started(weir)"})
+    catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
 %% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts' there, after starting weir if
@@ -238,12 +240,8 @@ display(Name) when is_atom(Name) -> atom_to_binary(Name);
 display(Name) when is_binary(Name) -> Name;
 display(Handle) when is_reference(Handle) -> compiled.
 
--spec bad(term(), term()) -> no_return().
-bad(Items, {item, Index, Wrong}) ->
-    raise({item, Index, cause(element_or(Items, Index), Wrong)});
-bad(Limiter, Wrong) ->
-    raise(cause(Limiter, Wrong)).
-
+%% What weir_error is told. The first argument is what the caller gave: a limiter, or the items of a batch.
+cause(Items, {item, Index, Wrong}) -> {item, Index, cause(element_or(Items, Index), Wrong)};
 cause(Limiter, unknown_limiter) -> {unknown_limiter, Limiter};
 cause(_, Wrong) -> Wrong.
 
@@ -253,8 +251,3 @@ element_or(Items, Index) ->
         Item when is_tuple(Item), tuple_size(Item) > 0 -> element(1, Item);
         Item -> Item
     end.
-
-%% Without the arguments: keys stay out of stack traces, and so out of logs.
--spec raise(term()) -> no_return().
-raise(Cause) ->
-    erlang:error(badarg, none, [{error_info, #{module => weir_error, cause => Cause}}]).

@@ -13,18 +13,21 @@
 -spec explain(Reason :: term(), [tuple()]) -> binary().
 explain(Reason, Stack) ->
     #{general := Text} = format_error(Reason, Stack),
-    unicode:characters_to_binary(Text).
+    Text.
 
 %% @private
-%% @doc As `error_info' asks for it.
--spec format_error(term(), [tuple()]) -> #{general := unicode:chardata()}.
-format_error(_Reason, [{_Module, _Function, _Args, Info} | _]) ->
+%% @doc As `error_info' asks for it. Erlang takes any text; Elixir wants a binary.
+-spec format_error(term(), [tuple()]) -> #{general := binary()}.
+format_error(Reason, Stack) ->
+    #{general => unicode:characters_to_binary(general(Reason, Stack))}.
+
+general(_Reason, [{_Module, _Function, _Args, Info} | _]) ->
     case proplists:get_value(error_info, Info, #{}) of
-        #{cause := Cause} -> #{general => text(Cause)};
-        #{} -> #{general => "an argument is not of the right type"}
+        #{cause := Cause} -> text(Cause);
+        #{} -> "an argument is not of the right type"
     end;
-format_error(Reason, _Stack) ->
-    #{general => io_lib:format("~0tP", [Reason, 12])}.
+general(Reason, _Stack) ->
+    io_lib:format("~0tP", [Reason, 12]).
 
 text({message, Message}) -> Message;
 text({item, Index, Cause}) -> ["item ", integer_to_list(Index), " (counted from 0): ", text(Cause)];

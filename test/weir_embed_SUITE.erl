@@ -8,7 +8,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([suite/0, all/0]).
--export([otp_application/1, mix_project/1, cluster_application/1]).
+-export([otp_application/1, mix_project/1, mix_tests/1, cluster_application/1]).
 
 -define(SERVER_APPS, [cowboy, cowlib, ranch, prometheus]).
 
@@ -19,7 +19,7 @@ suite() ->
     [{timetrap, {minutes, 5}}].
 
 all() ->
-    [otp_application, mix_project, cluster_application].
+    [otp_application, mix_project, mix_tests, cluster_application].
 
 otp_application(Config) ->
     Build = filename:join(?config(priv_dir, Config), "otp_app"),
@@ -46,6 +46,14 @@ mix_project(Config) ->
     {0, Output} = run(Folder, [{"ASK", Ask} | Env], "mix", ["run", "--no-compile", "-e", Elixir]),
     %% (Its sockets are not counted: mix itself holds one, by which it locks its build.)
     embeds_weir_alone(shop_ex, parse(Output)).
+
+%% The project's own tests: weir's errors as Elixir shows them, by rescue and in the log of a crash.
+mix_tests(Config) ->
+    Build = filename:join(?config(priv_dir, Config), "mix_tests"),
+    Folder = filename:join([root(), "examples", "mix_app"]),
+    Env = [{"MIX_REBAR3", os:find_executable("rebar3")}, {"MIX_BUILD_PATH", Build}, {"MIX_ENV", "test"}, {"MIX_HOME", Build}],
+    {Status, Output} = run(Folder, Env, "mix", ["test"]),
+    ?assertMatch({0, {match, _}}, {Status, re:run(Output, "3 tests, 0 failures")}).
 
 %% Three nodes find each other and hold one limit: as many visits are welcome as one node would admit, wherever they are. (With a port
 %% mapper of their own, which ends with them, so that other nodes of those names don't matter.)

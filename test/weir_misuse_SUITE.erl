@@ -13,6 +13,7 @@ suite() ->
 
 all() ->
     [wrong_hits, wrong_limiters, wrong_names, wrong_keys, wrong_lists, wrong_items, items_of_four, keys_stay_secret,
+     frames_name_the_function, explanations_are_binaries,
      specs_of_wrong_types, unknown_options, impossible_rates, impossible_spans, what_does_not_exist_yet, bad_specs_change_nothing,
      weir_is_not_started, too_many_limiters, a_full_table, the_smallest_table, deleted_under_callers, changed_under_callers,
      the_nif_is_missing, the_nif_is_garbage, the_nif_is_of_another_version, other_nif_names].
@@ -144,6 +145,47 @@ keys_stay_secret(_) ->
                 fun() -> weir:check_many(lists:duplicate(1000, {login, Key, 1}) ++ [{login, {Key, Long}, 1}]) end]],
     [weir_test:fault(fun() -> weir:check(login, Key) end, ["65536"], Secret) || Key <- [Long, [Long], {Long, Long}]],
     unharmed().
+
+%% The top frame is the function that was called, without its arguments: shells print "in function weir:check/3".
+frames_name_the_function(_) ->
+    Spec = #{rate => {5, minute}},
+    Bad = #{rate => {0, minute}},
+    Calls = [{{check, 3}, fun() -> weir:check(nologin, key) end}, {{check, 3}, fun() -> weir:check(login, key, 0) end},
+             {{check, 3}, fun() -> weir:check(login, [key], 0) end}, {{decide, 3}, fun() -> weir:decide(nologin, key, 1) end},
+             {{check_many, 1}, fun() -> weir:check_many([{nologin, key, 1}]) end},
+             {{check_many, 1}, fun() -> weir:check_many(nolist) end},
+             {{decide_many, 1}, fun() -> weir:decide_many([{login, key}]) end},
+             {{peek, 2}, fun() -> weir:peek(nologin, key) end}, {{reset, 2}, fun() -> weir:reset(nologin, key) end},
+             {{explain, 2}, fun() -> weir:explain(nologin, key) end},
+             {{put_limiter, 2}, fun() -> weir:put_limiter(login, Bad) end},
+             {{delete_limiter, 1}, fun() -> weir:delete_limiter(nologin) end},
+             {{delete_limiter, 1}, fun() -> weir:delete_limiter(1) end}, {{compile, 1}, fun() -> weir:compile(Bad) end}],
+    [frame_is(Called, Call) || {Called, Call} <- Calls],
+    ok = weir_test:stop(),
+    [frame_is(Called, Call)
+     || {Called, Call} <- [{{check, 3}, fun() -> weir:check(login, key) end},
+                           {{put_limiter, 2}, fun() -> weir:put_limiter(login, Spec) end},
+                           {{leave, 0}, fun() -> weir:leave() end}]].
+
+frame_is({Name, Arity}, Call) ->
+    {error, badarg, [{Module, Function, Args, Info} | _] = Stack} = weir_test:raised(Call),
+    ?assertEqual({weir, Name, Arity}, {Module, Function, Args}),
+    ?assertMatch(#{module := weir_error, cause := _}, proplists:get_value(error_info, Info)),
+    Printed = unicode:characters_to_binary(erl_error:format_exception(error, badarg, Stack)),
+    In = lists:concat(["weir:", Name, "/", Arity]),
+    ?assertMatch({_, _, [_ | _]}, {In, Printed, [found || string:find(Printed, In) =/= nomatch]}).
+
+%% Elixir wants a binary where Erlang takes any text.
+explanations_are_binaries(_) ->
+    [begin
+         {error, Reason, Stack} = weir_test:raised(Call),
+         ?assertMatch(#{general := Text} when is_binary(Text), weir_error:format_error(Reason, Stack))
+     end || Call <- [fun() -> weir:check(nologin, key) end, fun() -> weir:check("nologin", key) end,
+                     fun() -> weir:check(<<"ż"/utf8>>, key) end, fun() -> weir:check(<<255>>, key) end,
+                     fun() -> weir:check(login, key, 0) end, fun() -> weir:check_many([{login, key, 1}, {nologin, key, 1}]) end,
+                     fun() -> weir:put_limiter(login, #{}) end, fun() -> weir:compile(5) end]],
+    [?assertMatch(#{general := Text} when is_binary(Text), weir_error:format_error(badarg, Stack))
+     || Stack <- [[], [{weir, check, 3, []}], [{weir, check, 3, [{error_info, #{cause => {strange, "ż"}}}]}]]].
 
 %% ---- specifications
 

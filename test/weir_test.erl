@@ -7,7 +7,7 @@
 %% weir in this node.
 -export([start/0, start/1, stop/0, t0/0, stats/1]).
 %% What is wrong.
--export([fault/1, fault/2, fault/3]).
+-export([fault/1, fault/2, fault/3, raised/1]).
 %% Many at once, and waiting.
 -export([concurrently/2, wait_until/2]).
 %% Other nodes, other copies.
@@ -66,6 +66,7 @@ fault(Fun, Words, Secret) ->
     hides(Secret, [Text, Printed, io_lib:format("~0tp", [Stack])]),
     Text.
 
+%% The exception that Fun raises.
 raised(Fun) ->
     try Fun() of
         Answer -> error({answered_instead_of_raising, Answer})
