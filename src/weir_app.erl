@@ -9,16 +9,26 @@
 %% what they don't know.
 -define(DRAIN_MS, 1000).
 
+%% All keys of weir's environment. The modules that read them say what they hold.
+-define(KEYS, [limiters, http, discovery, cluster, secret, next_secret]).
+
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
 start(_Type, _Args) ->
     case code:ensure_loaded(weir_nif) of
         {module, weir_nif} ->
             ok = clean(),
-            with_options(weir_members:options());
+            with_keys([Key || {Key, _} <- application:get_all_env(weir)] -- [included_applications | ?KEYS]);
         {error, Reason} ->
             {error, {nif_not_loaded, Reason, "is priv/weir_nif.so there and built for this machine and OTP? rebuild weir, "
                                              "and look above for what the loader said"}}
     end.
+
+%% A misspelt key would start a node without limiters, or with the cookie for a secret. (included_applications is OTP's own.)
+with_keys([]) ->
+    with_options(weir_members:options());
+with_keys([Key | _]) ->
+    Message = io_lib:format("in weir's configuration there is no ~ts", [weir_options:unknown(Key, ?KEYS)]),
+    {error, {bad_config, Key, unicode:characters_to_binary(Message)}}.
 
 with_options({ok, _}) -> with_secret(weir_secret:load());
 with_options({error, Message}) -> {error, {bad_config, cluster, Message}}.

@@ -140,8 +140,7 @@ ms(Option, Ms, Most) -> fail("~s is from 1 to ~b milliseconds, got ~ts", [Option
 no_unknown([]) ->
     ok;
 no_unknown([Option | _]) ->
-    fail("there is no option ~ts; the options are ~ts",
-         [short(Option), lists:join(", ", [atom_to_list(O) || O <- options()])]).
+    fail("there is no option ~ts", [weir_options:unknown(Option, options())]).
 
 rate({N, Per}) when is_integer(N), N >= 1 ->
     {N, period(Per)};

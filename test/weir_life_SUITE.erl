@@ -21,7 +21,7 @@ suite() ->
 all() ->
     [stopping_leaves_nothing, stopping_gives_memory_back, deleting_gives_memory_back, each_start_is_new,
      processes_may_crash, the_registry_crashes_during_a_change, levels_survive_crashes,
-     limiters_from_the_configuration, bad_configurations, after_a_failed_start,
+     limiters_from_the_configuration, bad_configurations, unknown_keys_of_the_environment, after_a_failed_start,
      in_a_supervisor, in_two_supervisors, bad_options_in_a_supervisor,
      the_nif_is_loaded_again, the_nif_is_loaded_from_elsewhere, another_abi_is_refused, the_nif_is_unloaded].
 
@@ -216,6 +216,26 @@ bad_configurations(_) ->
                  {[{login, ?SPEC, more}], ["login", "{Name, Spec}"]},
                  {login, ["limiters", "map or a list"]},
                  {<<>>, ["limiters", "map or a list"]}]].
+
+%% A misspelt key must not start a node that limits nothing, or that hashes under the cookie. Values are in no message.
+unknown_keys_of_the_environment(_) ->
+    ok = weir_test:stop(),
+    [begin
+         ok = application:set_env(weir, Key, "value of a key"),
+         {error, {{bad_config, Key, Message}, _}} = Error = application:start(weir),
+         names(Words, Message),
+         ?assertEqual(nomatch, string:find(io_lib:format("~tp", [Error]), "value of a key")),
+         ?assertEqual(undefined, whereis(weir_sup)),
+         ok = application:unset_env(weir, Key)
+     end || {Key, Words} <-
+                [{limiter, ["limiter: did you mean limiters?"]}, {secert, ["secert: did you mean secret?"]},
+                 {clusterr, ["did you mean cluster?"]}, {next_secert, ["did you mean next_secret?"]},
+                 {discover, ["did you mean discovery?"]}, {https, ["did you mean http?"]}, {limit, ["did you mean limiters?"]},
+                 {'Secret', ["did you mean secret?"]},
+                 {frobnicate, ["there is no frobnicate", "limiters, ", "secret"]}]],
+    %% What OTP itself may keep there.
+    ok = application:set_env(weir, included_applications, []),
+    ok = application:start(weir).
 
 names(Words, Reason) ->
     Text = lists:flatten(io_lib:format("~tw ~tp", [Reason, Reason])),

@@ -215,7 +215,12 @@ bad_spec(Spec, Words) ->
 
 unknown_options(_) ->
     [bad_spec(#{rate => {5, minute}, Option => 1}, [Name])
-     || {Option, Name} <- [{bursts, "bursts"}, {<<"burst">>, "burst"}, {"rate", "rate"}, {1, "1"}, {{x}, "{x}"}, {limit, "limit"}]].
+     || {Option, Name} <- [{bursts, "bursts"}, {<<"burst">>, "burst"}, {"rate", "rate"}, {1, "1"}, {{x}, "{x}"}, {limit, "limit"}]],
+    [bad_spec(#{rate => {5, minute}, Option => 1}, [Hint])
+     || {Option, Hint} <- [{bursts, "there is no option bursts: did you mean burst?"}, {brust, "did you mean burst?"},
+                           {<<"burst">>, "did you mean burst?"}, {'Burst', "did you mean burst?"}, {rates, "did you mean rate?"},
+                           {max, "did you mean max_keys?"}, {on_eror, "did you mean on_error?"}, {timout, "did you mean timeout?"},
+                           {window, "the options are rate, burst"}]].
 
 impossible_rates(_) ->
     %% From 1 us between tokens on anything goes; below, what a whole number of nanoseconds comes within 0.1 % of.
