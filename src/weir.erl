@@ -78,7 +78,9 @@ check(Limiter, Key, Hits) ->
             end
     end.
 
-%% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted.
+%% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted. Those that
+%% other nodes decide (`scope => exact', and large hits under `large_hits => claim') are asked about at the same time, once the
+%% others are decided.
 %%
 %% Cost: 20 to 50 ns a request in batches of 100.
 -spec check_many([{limiter(), key(), hits()}]) -> [answer()].

@@ -6,7 +6,7 @@
 %% asked because too many wait, this node decides on what it knows, as under `scope => cluster', and the partition policy applies.
 -module(weir_exact).
 
--export([check/4, decide/4, check_many/1, decide_many/1]).
+-export([check/4, decide/4, decide_many/1]).
 
 -type hashed() :: {weir_nif:limiter_number(), weir_nif:owned_key()}.
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
@@ -34,26 +34,11 @@ decide(Limiter, Key, Hits, Hashed) ->
         [unknown_limiter] -> unknown_limiter
     end.
 
--spec check_many([item()]) -> [weir_nif:answer()].
-check_many(Items) ->
-    [case Decision of
-         #{allowed := true, remaining := Remaining} -> {allow, Remaining};
-         #{retry_ms := RetryMs} -> {deny, RetryMs}
-     end || Decision <- decide_many(Items)].
-
 -spec decide_many([item()]) -> [weir_nif:decision()].
 decide_many(Items) ->
     lists:zipwith(fun(_Item, {_, _, _, _, _, _} = Outcome) -> decision(Outcome);
-                     ({Limiter, Key, Hits, _}, _) -> here(Limiter, Key, Hits)
+                     ({Limiter, Key, Hits, _}, _) -> weir_table:decide_late(Limiter, Key, Hits)
                   end, Items, ask(Items)).
-
-%% The other answers of a batch are given already, and one that is deleted meanwhile is no fault of the caller's: it is allowed, as
-%% by `on_error', whose setting went with it.
-here(Limiter, Key, Hits) ->
-    case weir_table:decide_here(Limiter, Key, Hits) of
-        #{} = Decision -> Decision;
-        _Gone -> #{allowed => true, limit => 1, remaining => 0, reset_ms => 0, retry_ms => 0}
-    end.
 
 decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat}) ->
     #{allowed => Allowed, limit => Limit, remaining => Remaining, reset_ms => ResetMs, retry_ms => RetryMs}.

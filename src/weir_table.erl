@@ -3,7 +3,7 @@
 %% seen, is done here and asked again.
 -module(weir_table).
 
--export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
+-export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, decide_late/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
 
 -export_type([stats/0]).
 
@@ -60,6 +60,15 @@ decide_here(Limiter, Key, Hits) ->
              (external) -> weir_nif:decide_here_external(Limiter, external(Key), Hits)
           end).
 
+%% ... one of a batch whose other answers are given already. A limiter that is deleted meanwhile is no fault of the caller's: it is
+%% allowed, as by `on_error', whose setting went with it.
+-spec decide_late(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision().
+decide_late(Limiter, Key, Hits) ->
+    case decide_here(Limiter, Key, Hits) of
+        #{} = Decision -> Decision;
+        _Gone -> #{allowed => true, limit => 1, remaining => 0, reset_ms => 0, retry_ms => 0}
+    end.
+
 decide(native, Limiter, Key, Hits) -> weir_nif:decide(Limiter, Key, Hits);
 decide(external, Limiter, Key, Hits) -> weir_nif:decide_external(Limiter, external(Key), Hits).
 
@@ -105,11 +114,11 @@ key_hash(Key) ->
 
 -spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
 check_many(Items) ->
-    owned(many(Items, false, fun weir_nif:check_many/2), Items, fun weir_exact:check_many/1).
+    asked(many(Items, false, fun weir_nif:check_many/2), Items, fun answer/1).
 
 -spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
 decide_many(Items) ->
-    owned(many(Items, false, fun weir_nif:decide_many/2), Items, fun weir_exact:decide_many/1).
+    asked(many(Items, false, fun weir_nif:decide_many/2), Items, fun(Decision) -> Decision end).
 
 -spec stats() -> [stats()].
 stats() ->
@@ -202,16 +211,27 @@ append(Parts) ->
 plain({owner, Answers}) -> Answers;
 plain(Answers) -> Answers.
 
-%% The owners' answers take the places of the questions to them. Asked are all at once.
-owned({owner, Answers}, Items, Ask) ->
-    answered(Answers, Ask([{element(1, Item), element(2, Item), element(3, Item), {Number, KeyHash}}
-                           || {{owner, Number, KeyHash}, Item} <- lists:zip(Answers, Items)]));
-owned(Answers, _Items, _Ask) ->
+%% The answers of other nodes take the places of the questions to them. Owners are asked all at once, then claims are.
+asked({owner, Answers}, Items, Answer) ->
+    Asks = [{Who, {element(1, Item), element(2, Item), element(3, Item), {Number, KeyHash}}}
+            || {{Who, Number, KeyHash}, Item} <- lists:zip(Answers, Items)],
+    Owned = weir_exact:decide_many([Ask || {owner, Ask} <- Asks]),
+    Claimed = weir_claim:decide_many([Ask || {claim, Ask} <- Asks]),
+    answered(Answers, Owned, Claimed, Answer);
+asked(Answers, _Items, _Answer) ->
     Answers.
 
-answered([{owner, _, _} | Answers], [Owned | Others]) -> [Owned | answered(Answers, Others)];
-answered([Answer | Answers], Owned) -> [Answer | answered(Answers, Owned)];
-answered([], []) -> [].
+answered([{owner, _, _} | Answers], [Decision | Owned], Claimed, Answer) ->
+    [Answer(Decision) | answered(Answers, Owned, Claimed, Answer)];
+answered([{claim, _, _} | Answers], Owned, [Decision | Claimed], Answer) ->
+    [Answer(Decision) | answered(Answers, Owned, Claimed, Answer)];
+answered([Done | Answers], Owned, Claimed, Answer) ->
+    [Done | answered(Answers, Owned, Claimed, Answer)];
+answered([], [], [], _Answer) ->
+    [].
+
+answer(#{allowed := true, remaining := Remaining}) -> {allow, Remaining};
+answer(#{allowed := false, retry_ms := RetryMs}) -> {deny, RetryMs}.
 
 mend(_, bad_list, _Items, _Mixed, _Decide) ->
     bad_list;

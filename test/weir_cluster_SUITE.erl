@@ -29,7 +29,7 @@ groups() ->
     [{members, [], [alone, join_and_leave, started_after_the_others, bad_configurations, other_secret, other_protocol, malformed_hellos, same_number,
                     first_to_be_ready, later_incarnation, nodes_without_weir, forgotten, with_the_defaults_of_distribution]},
      {limits, [], [one_limit_over_three_nodes, flooded, one_node_after_the_other, local_is_local, explained, metrics, large_hits_ask,
-                   flushed_after]},
+                   large_hits_of_batches_ask, flushed_after]},
      {limiters, [], [limiters_reach_all, late_joiner_has_limiters, same_change_is_none, changes_at_the_same_time,
                      deleted_stays_deleted, deleted_under_load, fixed_options, configuration_gives_way]},
      {faults, [], [killed_while_a_bucket_fills, killed_node_returns, stopped_in_order, processes_crash, suspended_peer,
@@ -312,6 +312,32 @@ large_hits_ask(_) ->
     %% Without the process that asks, each decides alone.
     [ok = call(P, supervisor, terminate_child, [weir_sup, weir_replica]) || P <- Peers],
     ?assertMatch({allow, _}, call(A, weir, check, [bulk, <<"five">>, Hits])).
+
+%% The same in batches: they ask for what is above the share, and decide the rest as ever.
+large_hits_of_batches_ask(_) ->
+    [A, B] = Peers = start_all(2),
+    ok = put_everywhere(Peers, bulk, (?SLOW)#{large_hits => claim, timeout => 5000}),
+    ok = put_everywhere(Peers, small, #{rate => {5, day}, scope => local}),
+    Hits = ?C div 2 + 1,
+    Keys = [<<"one">>, two, {3, 3}, #{by => <<"its external format">>}],
+    Items = [{small, two, 1}] ++ [{bulk, Key, Hits} || Key <- Keys] ++ [{bulk, few, 2}],
+    [FromA, FromB] = at_once([A, B], fun(P) -> call(P, weir, check_many, [Items]) end),
+    ?assertEqual([{allow, 4}, {allow, 4}], [hd(FromA), hd(FromB)]),
+    [?assertMatch({_, [{allow, Left}, {deny, Ms}]} when is_integer(Ms) andalso Left =< ?C - Hits, {Key, lists:sort([X, Y])})
+     || {Key, X, Y} <- lists:zip3(Keys, large(FromA), large(FromB))],
+    [?assertMatch({allow, _}, lists:last(Answers)) || Answers <- [FromA, FromB]],
+    %% With the fields of responses' headers.
+    Decide = [{bulk, {decide, I}, Hits} || I <- lists:seq(1, 700)],
+    [DecidedA, DecidedB] = at_once([A, B], fun(P) -> call(P, weir, decide_many, [Decide]) end),
+    ?assertEqual(700, length([both || {#{allowed := X}, #{allowed := Y}} <- lists:zip(DecidedA, DecidedB), X =/= Y])),
+    [?assertMatch(#{limit := ?C, remaining := Left, retry_ms := 0} when Left =< ?C - Hits, D) || #{allowed := true} = D <- DecidedA],
+    %% One batch that wants more of a key than there is: it is admitted once.
+    ?assertMatch([{allow, _}, {deny, _}], lists:sort(call(A, weir, check_many, [[{bulk, twice, Hits}, {bulk, twice, Hits}]]))),
+    %% Without the process that asks, each decides alone.
+    [ok = call(P, supervisor, terminate_child, [weir_sup, weir_replica]) || P <- Peers],
+    ?assertMatch([{allow, _}, {allow, _}], [hd(call(P, weir, check_many, [[{bulk, alone, Hits}]])) || P <- Peers]).
+
+large([_ | Answers]) -> lists:droplast(Answers).
 
 %% One hit of many is far below the share: it is told all the same.
 flushed_after(_) ->

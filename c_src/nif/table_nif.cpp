@@ -103,8 +103,8 @@ ERL_NIF_TERM get_batch(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Batch& ba
 }
 
 // [Answer] when the whole list is answered, else {more, [Answer], Rest}; {error, Index, Reason} with nothing counted.
-// Where {owner, Number, KeyHash} stands among the answers, the owner is still to be asked; then it is {owner, [Answer]}
-// instead of [Answer].
+// Where {owner | claim, Number, KeyHash} stands among the answers, other nodes are still to be asked; then it is
+// {owner, [Answer]} instead of [Answer].
 template <class Answer>
 ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answer) {
   Batch batch;
@@ -117,19 +117,21 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   std::array<ERL_NIF_TERM, kBatch> answers;
   std::optional<Asker> asker;
   bool births = false;
-  bool owned = false;
+  bool asked = false;
   ERL_NIF_TERM items = argv[0], head = 0;
   unsigned decoded = 0;  // of the items, up to `head`
   for (unsigned i = 0; i < batch.size; ++i) {
     const Question& question = batch.questions[i];
-    if (question.ref.limiter->owned()) [[unlikely]] {
-      owned = true;
+    if (question.ref.limiter->asks()) [[unlikely]] {
       for (; decoded <= i; ++decoded) enif_get_list_cell(env, items, &head, &items);
       int arity;
       const ERL_NIF_TERM* item;
       enif_get_tuple(env, head, &arity, &item);
       answers[i] = make_ask(env, question, item[1], arity == 3 ? Form::native : Form::external, now);
-      continue;
+      if (answers[i] != 0) {
+        asked = true;
+        continue;
+      }
     }
     if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, stripe());
     const Decision decision = asker->decide(question.key, question.hits, now);
@@ -139,7 +141,7 @@ ERL_NIF_TERM answer_batch(ErlNifEnv* env, const ERL_NIF_TERM argv[], Answer answ
   if (births) wake_reader(env);
   enif_consume_timeslice(env, std::max(1, static_cast<int>(batch.size * kBatchTimeslice / kBatch)));
   ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), batch.size);
-  if (owned) made = enif_make_tuple2(env, atoms.owner, made);
+  if (asked) made = enif_make_tuple2(env, atoms.owner, made);
   return rest ? enif_make_tuple3(env, atoms.more, made, list) : made;
 }
 
