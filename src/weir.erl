@@ -36,7 +36,7 @@
 %% The cluster.
 -export([leave/0, rotate_secret/0]).
 %% In somebody else's supervision tree.
--export([child_spec/1, start_link/1]).
+-export([child_spec/1]).
 
 -export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0]).
 
@@ -195,46 +195,16 @@ rotate_secret() ->
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
-%% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts' there, after starting weir if
-%% need be. `Opts' is a map or a property list with `limiters'.
+%% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts', after starting weir if need be.
+%% `Opts' is a map or a property list with `limiters'.
+%%
+%% The child is a small process, which decisions don't need. When weir was stopped and is started again, it makes the limiters
+%% again, within a second; until then a check raises. It doesn't start weir again, nor end with it. When the child itself ends,
+%% its limiters stay.
 -spec child_spec(#{limiters => Limiters} | [{limiters, Limiters}]) -> supervisor:child_spec()
               when Limiters :: #{weir_limiter:name() => weir_limiter:spec()} | [{weir_limiter:name(), weir_limiter:spec()}].
 child_spec(Opts) ->
-    #{id => ?MODULE, start => {?MODULE, start_link, [Opts]}, type => worker, restart => permanent}.
-
-%% @private
-%% @doc Starts no process: weir's own are in weir's application.
--spec start_link(map() | list()) -> ignore | {error, term()}.
-start_link(Opts) ->
-    maybe_make(options(Opts)).
-
-options(Opts) when is_map(Opts) ->
-    case maps:keys(Opts) -- [limiters] of
-        [] -> weir_registry:pairs(maps:get(limiters, Opts, []));
-        Unknown -> {error, {unknown_options, Unknown}}
-    end;
-options(Opts) ->
-    try maps:from_list(Opts) of
-        Map -> options(Map)
-    catch
-        error:badarg -> {error, {bad_options, Opts}}
-    end.
-
-maybe_make({ok, Limiters}) ->
-    case application:ensure_all_started(weir) of
-        {ok, _} -> make(Limiters);
-        {error, _} = Error -> Error
-    end;
-maybe_make({error, _} = Error) ->
-    Error.
-
-make([]) ->
-    ignore;
-make([{Name, Spec} | Limiters]) ->
-    case weir_registry:configure(Name, Spec) of
-        ok -> make(Limiters);
-        {error, Message} -> {error, {bad_limiter, Name, Message}}
-    end.
+    #{id => ?MODULE, start => {weir_child, start_link, [Opts]}, type => worker, restart => permanent}.
 
 %% ---- internal ----
 

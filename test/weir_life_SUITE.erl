@@ -22,7 +22,7 @@ all() ->
     [stopping_leaves_nothing, stopping_gives_memory_back, deleting_gives_memory_back, each_start_is_new,
      processes_may_crash, the_registry_crashes_during_a_change, levels_survive_crashes,
      limiters_from_the_configuration, bad_configurations, unknown_keys_of_the_environment, after_a_failed_start,
-     in_a_supervisor, in_two_supervisors, bad_options_in_a_supervisor,
+     in_a_supervisor, in_two_supervisors, weir_comes_and_goes_under_a_supervisor, a_child_makes_nothing_twice, bad_options_in_a_supervisor,
      the_nif_is_loaded_again, the_nif_is_loaded_from_elsewhere, another_abi_is_refused, the_nif_is_unloaded].
 
 init_per_testcase(_, Config) ->
@@ -265,10 +265,11 @@ in_a_supervisor(_) ->
          {ok, Sup} = supervisor:start_link(?MODULE, [weir:child_spec(Opts)]),
          ok = weir_clock:freeze(weir_test:t0()),
          ?assertEqual([{allow, 4}, {allow, 3}], [weir:check(login, key), weir:check(<<"login">>, key)]),
-         ?assertEqual([{weir, undefined, worker, [weir]}], supervisor:which_children(Sup)),
+         ?assertMatch([{weir, Child, worker, [weir_child]}] when is_pid(Child), supervisor:which_children(Sup)),
          %% Restarting it makes the limiter that somebody deleted, and leaves the levels of the others.
          ok = weir:delete_limiter(api),
-         ?assertMatch({ok, undefined}, supervisor:restart_child(Sup, weir)),
+         ok = supervisor:terminate_child(Sup, weir),
+         ?assertMatch({ok, Child} when is_pid(Child), supervisor:restart_child(Sup, weir)),
          ?assertEqual({allow, 2}, weir:check(login, key)),
          ?assertEqual({allow, 0}, weir:check(api, key)),
          stop_supervisor(Sup)
@@ -293,6 +294,54 @@ in_two_supervisors(_) ->
     ?assertEqual({allow, 4}, weir:check(common, key)),
     ?assertEqual({allow, 4}, weir:check(one, key)),
     stop_supervisor(Two).
+
+%% A child's limiters are there again after weir was stopped, or crashed, and started. The supervisor, which allows one restart, has
+%% nothing to do; and while weir is not there, the child does next to nothing.
+weir_comes_and_goes_under_a_supervisor(_) ->
+    {ok, Sup} = supervisor:start_link(?MODULE, [weir:child_spec(#{limiters => #{login => ?SPEC, api => ?SPEC}})]),
+    [{weir, Child, _, _}] = supervisor:which_children(Sup),
+    [begin
+         ok = weir:delete_limiter(api),
+         ok = End(),
+         _ = weir_test:fault(fun() -> weir:check(login, key) end, ["not started"]),
+         ok = application:start(weir),
+         weir_test:wait_until(made_again, fun() -> lists:sort(maps:keys(weir:limiters())) =:= [<<"api">>, <<"login">>] end),
+         ?assertEqual([{allow, 4}, {allow, 3}], [weir:check(login, key), weir:check(<<"login">>, key)])
+     end || End <- [fun() -> application:stop(weir) end, fun crash/0, fun() -> application:stop(weir) end]],
+    ok = application:stop(weir),
+    {reductions, Before} = process_info(Child, reductions),
+    receive after 500 -> ok end,
+    {reductions, After} = process_info(Child, reductions),
+    ?assert(After - Before < 5000),
+    %% A limiter that can't be made again is not the end of the others, nor of the child.
+    ok = application:set_env(weir, limiters, #{api => #{rate => {1, day}, max_keys => 5}}),
+    ok = application:start(weir),
+    weir_test:wait_until(made_again, fun() -> weir_limiter:known(login) end),
+    ?assertMatch(#{<<"api">> := #{max_keys := 5}}, weir:limiters()),
+    ?assertMatch([{weir, Child, _, _}], supervisor:which_children(Sup)),
+    stop_supervisor(Sup).
+
+%% weir's supervisor is killed, and the application with it.
+crash() ->
+    true = exit(whereis(weir_sup), kill),
+    weir_test:wait_until(ended, fun() -> not lists:keymember(weir, 1, application:which_applications()) end).
+
+%% While weir goes on, what was deleted or changed since stays so, whichever of weir's processes crashes.
+a_child_makes_nothing_twice(_) ->
+    {ok, Sup} = supervisor:start_link(?MODULE, [weir:child_spec(#{limiters => #{login => ?SPEC, api => ?SPEC}})]),
+    [{weir, Child, _, _}] = supervisor:which_children(Sup),
+    {allow, 1} = weir:check(login, key, 4),
+    ok = weir:delete_limiter(api),
+    ok = weir:put_limiter(login, #{rate => {7, minute}}),
+    [kill(Name) || Name <- ?PROCESSES],
+    %% Longer than it would wait if it thought that weir was gone.
+    receive after 100 -> ok end,
+    _ = sys:get_state(Child),
+    ?assertMatch(#{<<"login">> := #{rate := {7, minute}}}, weir:limiters()),
+    ?assertEqual([<<"login">>], maps:keys(weir:limiters())),
+    ?assertEqual({allow, 2}, weir:check(login, key)),
+    ?assertMatch([{weir, Child, _, _}], supervisor:which_children(Sup)),
+    stop_supervisor(Sup).
 
 %% From OTP 26 on start_link takes the exit of what failed to start.
 exited() ->
