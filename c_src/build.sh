@@ -12,7 +12,8 @@
 #   CXX, CXXFLAGS     as CMake takes them
 set -eu
 
-root=$(cd "$(dirname "$0")/.." && pwd)
+# The physical path: a checkout under several names (_checkouts/weir) is one.
+root=$(cd "$(dirname "$0")/.." && pwd -P)
 out=${WEIR_NIF_OUT:-$root/priv}
 build=${WEIR_NIF_BUILD:-$root/_build/nif}
 
@@ -38,8 +39,8 @@ fi
 [ -e "$ERL_NIF_INCLUDE/erl_nif.h" ] ||
   fail "no erl_nif.h in $ERL_NIF_INCLUDE (Debian: apt-get install erlang-dev)"
 
-# CMake remembers what it was told once, so other arguments must not meet an old cache.
-args="${WEIR_CMAKE_ARGS:-} ${CXX:-} ${CXXFLAGS:-} $ERL_NIF_INCLUDE"
+# CMake remembers what it was told once and where, so other arguments, or a copied checkout, must not meet an old cache.
+args="$root ${WEIR_CMAKE_ARGS:-} ${CXX:-} ${CXXFLAGS:-} $ERL_NIF_INCLUDE"
 build=$build-$(printf '%s' "$args" | cksum | cut -d' ' -f1)
 mkdir -p "$build" "$out" || fail "cannot write to $build and $out"
 

@@ -13,7 +13,7 @@ build() {
     exec 9>_build/lab/lock
     flock 9
   fi
-  cmake -S . -B _build/lab -DWEIR_NIF=OFF -DWEIR_LAB=ON &&
+  configure_in _build/lab -DWEIR_NIF=OFF -DWEIR_LAB=ON &&
     cmake --build _build/lab --parallel "${WEIR_JOBS:-$(nproc)}" --target weir-lab || return 1
   if command -v erlc >/dev/null; then
     mkdir -p _build/lab/ebin

@@ -27,7 +27,7 @@ cpp_files() {
 configure() {
   local build=$1
   shift
-  cmake -S . -B "$build" -DWEIR_NIF=OFF -DWEIR_WERROR=ON "$@"
+  configure_in "$build" -DWEIR_NIF=OFF -DWEIR_WERROR=ON "$@"
 }
 
 # build FOLDER CMAKE_ARGUMENT...

@@ -1,7 +1,8 @@
 # Shared by the scripts of this folder; sourced, not run. POSIX sh and bash.
 #
 # step "text" COMMAND...   one line of progress; the command's output goes to a log, which is shown when it fails
-# erl_libs                 prints the folder of prepared Erlang applications for ERL_LIBS, if there is one
+# use_prepared             puts the folder of prepared Erlang applications into ERL_LIBS, if there is one
+# configure_in FOLDER ARGUMENT...   cmake for this source in a build folder, also in a copied or moved checkout
 
 root=${root:-$(cd "$(dirname "$0")/.." && pwd)}
 logs=$root/_build/logs
@@ -33,6 +34,17 @@ use_prepared() {
     ERL_LIBS=$prepared${ERL_LIBS:+:$ERL_LIBS}
     export ERL_LIBS
   fi
+}
+
+# CMake refuses a cache that was made in another folder. What was built there is of no use here.
+configure_in() {
+  folder=$1
+  shift
+  made_in=$(sed -n 's/^CMAKE_CACHEFILE_DIR:INTERNAL=//p' "$folder/CMakeCache.txt" 2>/dev/null) || made_in=
+  if [ -n "$made_in" ] && [ "$made_in" != "$(cd "$folder" && pwd)" ] && [ "$made_in" != "$(cd "$folder" && pwd -P)" ]; then
+    rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles"
+  fi
+  cmake -S "$root" -B "$folder" "$@"
 }
 
 # Debian 12 runs without a locale, and Elixir and rebar3 want UTF-8 file names.

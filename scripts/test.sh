@@ -56,7 +56,7 @@ count_ct() {
 }
 
 build_cpp() {
-  cmake -S . -B _build/cpp -DWEIR_NIF=OFF -DWEIR_TESTS=ON &&
+  configure_in _build/cpp -DWEIR_NIF=OFF -DWEIR_TESTS=ON &&
     cmake --build _build/cpp --parallel "${WEIR_JOBS:-$(nproc)}" --target weir_test
 }
 

@@ -8,7 +8,7 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([suite/0, all/0]).
--export([otp_application/1, mix_project/1, mix_tests/1, cluster_application/1]).
+-export([otp_application/1, mix_project/1, mix_tests/1, cluster_application/1, a_copied_checkout_builds/1]).
 
 -define(SERVER_APPS, [cowboy, cowlib, ranch, prometheus]).
 
@@ -19,7 +19,7 @@ suite() ->
     [{timetrap, {minutes, 5}}].
 
 all() ->
-    [otp_application, mix_project, mix_tests, cluster_application].
+    [otp_application, mix_project, mix_tests, cluster_application, a_copied_checkout_builds].
 
 otp_application(Config) ->
     Build = filename:join(?config(priv_dir, Config), "otp_app"),
@@ -71,6 +71,32 @@ cluster_application(Config) ->
     ?assertEqual(lists:duplicate(?BURST, "welcome"), Allowed),
     ?assertMatch("{come_back_in_ms," ++ _, Denied),
     {_, _} = run(Folder, Env, "epmd", ["-kill"]).
+
+%% CMake's cache knows the folder that it was made in. A checkout that is copied or moved with what was built in it, as by `COPY . .'
+%% of an image, builds all the same. (With weir's scripts and a library of one line, which takes no minutes.)
+a_copied_checkout_builds(Config) ->
+    Old = filename:join([?config(priv_dir, Config), "old", "weir"]),
+    [begin
+         To = filename:join(Old, File),
+         ok = filelib:ensure_dir(To),
+         {ok, _} = file:copy(filename:join(root(), File), To)
+     end || File <- ["c_src/build.sh", "scripts/lib.sh"]],
+    ok = file:write_file(filename:join(Old, "CMakeLists.txt"),
+                         "cmake_minimum_required(VERSION 3.16)\nproject(tiny LANGUAGES CXX)\n"
+                         "add_library(weir_nif MODULE tiny.cpp)\n"
+                         "set_target_properties(weir_nif PROPERTIES PREFIX \"\" LIBRARY_OUTPUT_DIRECTORY \"${WEIR_PRIV}\")\n"
+                         "add_executable(weir_test main.cpp)\n"),
+    ok = file:write_file(filename:join(Old, "tiny.cpp"), "int tiny() { return 1; }\n"),
+    ok = file:write_file(filename:join(Old, "main.cpp"), "int main() { return 0; }\n"),
+    Builds = [{"sh", ["c_src/build.sh"]},
+              {"sh", ["-c", "set -e; root=$PWD; . scripts/lib.sh; configure_in _build/cpp; cmake --build _build/cpp --target weir_test"]}],
+    [?assertMatch({0, _}, run(Old, [], Command, Args)) || {Command, Args} <- Builds],
+    Copy = filename:join([?config(priv_dir, Config), "new", "weir"]),
+    ok = filelib:ensure_dir(Copy),
+    {0, _} = run(Old, [], "cp", ["-R", Old, Copy]),
+    ok = file:rename(Old, Old ++ " is gone"),
+    ok = file:write_file(filename:join(Copy, "tiny.cpp"), "int tiny() { return 2; }\n"),
+    [?assertMatch({0, _}, run(Copy, [], Command, Args)) || {Command, Args} <- Builds].
 
 embeds_weir_alone(App, #{answers := Answers, started := Started, loaded := Loaded}) ->
     {Allowed, [Denied]} = lists:split(?BURST, Answers),
