@@ -6,6 +6,7 @@
 #
 # Environment
 #   WEIR_CMAKE_ARGS   more arguments for CMake, e.g. "-DWEIR_SANITIZE=address"; each set has a build folder of its own
+#                     (one that names CMAKE_BUILD_TYPE or WEIR_SANITIZE keeps the library's symbols)
 #   WEIR_NIF_OUT      the folder to put weir_nif.so in (default priv, beside this source)
 #   WEIR_NIF_BUILD    the folder to build in (default _build/nif, beside this source)
 #   ERL_NIF_INCLUDE   the folder of erl_nif.h (default: the one of the `erl` on the PATH)
@@ -59,8 +60,15 @@ if ! { cmake -S "$root" -B "$build" -DWEIR_NIF=ON -DERL_NIF_INCLUDE="$ERL_NIF_IN
   fail "see above, or $log"
 fi
 
+# Without symbols it is a twentieth of the size. Those who debug find them in the build folder, or name a build type.
+made=$build/out/weir_nif.so
+case ${WEIR_CMAKE_ARGS:-} in
+  *CMAKE_BUILD_TYPE* | *WEIR_SANITIZE*) ;;
+  *) ! strip -S -x -o "$build/stripped.so" "$made" 2>/dev/null || made=$build/stripped.so ;;
+esac
+
 # Renamed into place: a running node has the old file mapped and must keep it whole.
-if ! cmp -s "$build/out/weir_nif.so" "$out/weir_nif.so"; then
-  cp "$build/out/weir_nif.so" "$out/.weir_nif.so.$$"
+if ! cmp -s "$made" "$out/weir_nif.so"; then
+  cp "$made" "$out/.weir_nif.so.$$"
   mv -f "$out/.weir_nif.so.$$" "$out/weir_nif.so"
 fi

@@ -86,7 +86,10 @@ holds_what_it_needs_and_no_more(Config) ->
     Needed = ["cowboy", "cowlib", "crypto", "jiffy", "kernel", "prometheus", "ranch", "sasl", "ssl", "stdlib", "weir"],
     ?assertEqual([], Needed -- Names),
     Foreign = ["rabbit", "common_test", "proper", "rebar", "compiler", "mnesia", "wx"],
-    ?assertEqual([], [N || N <- Names, F <- Foreign, lists:prefix(F, N)]).
+    ?assertEqual([], [N || N <- Names, F <- Foreign, lists:prefix(F, N)]),
+    %% Symbols are for those who debug: with them it would be 10 MB.
+    [Nif] = filelib:wildcard(filename:join([release(Config), "lib", "weir-*", "priv", "weir_nif.so"])),
+    ?assertMatch(Size when Size < 2000000, filelib:file_size(Nif)).
 
 %% Each library that something in the release links is in it, or is part of the C library.
 brings_its_shared_libraries(Config) ->
