@@ -41,9 +41,10 @@ configure_in() {
   folder=$1
   shift
   made_in=$(sed -n 's/^CMAKE_CACHEFILE_DIR:INTERNAL=//p' "$folder/CMakeCache.txt" 2>/dev/null) || made_in=
-  if [ -n "$made_in" ] && [ "$made_in" != "$(cd "$folder" && pwd)" ] && [ "$made_in" != "$(cd "$folder" && pwd -P)" ]; then
-    rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles"
-  fi
+  case $made_in in
+    '' | "$(cd "$folder" && pwd)" | "$(cd "$folder" && pwd -P)") ;;
+    *) rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles" ;;
+  esac
   cmake -S "$root" -B "$folder" "$@"
 }
 

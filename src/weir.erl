@@ -20,11 +20,16 @@
 %% No function here sends a message to decide, except with `scope => exact', and for hits above a node's share of what remains under
 %% `large_hits => claim'; these wait for the limiter's `timeout' at most. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
 %% numbers, and tuples of these (IP addresses) are hashed with their type, so `1', `1.0', `<<"1">>' and `'1'' are four
-%% keys; other terms go by their deterministic external format, which is slower.
+%% keys; other terms go by their deterministic external format, which is slower. (The string `"1"' is a list, so it is
+%% converted on every call: `<<"1">>' is faster.)
 %%
-%% Errors: an unknown limiter or a bad argument raises `badarg' with an explanation (shells and loggers print it, {@link
-%% weir_error:explain/2} returns it). A fault of weir's own, or a limiter that is deleted during the call, is answered as
-%% the limiter's `on_error' says, and counted.
+%% Caps: a node has at most 16384 limiters, policies of {@link compile/1} included. A key has at most 64 KiB; for a
+%% longer one use a hash as key. A limiter holds at most `max_keys' keys.
+%%
+%% Errors: an unknown limiter or a bad argument raises `badarg' with an explanation (shells and loggers print it,
+%% {@link weir_error:explain/2} returns it). A fault of weir's own, or a limiter that is deleted during the call, is
+%% answered as the limiter's `on_error' says, and counted. These exceptions hold no keys. (Without its NIF weir doesn't
+%% start. A check made nevertheless raises the VM's `undef', whose stack trace holds the arguments.)
 -module(weir).
 
 %% Deciding.
@@ -40,8 +45,8 @@
 
 -export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0]).
 
-%% A macro, not a function: the top frame of the stack is then the function that was called, and shells name it. Without the
-%% arguments: keys stay out of stack traces, and so out of logs.
+%% A macro, not a function: the top frame of the stack is then the function that was called, and shells name it.
+%% Without the arguments: keys stay out of stack traces, and so out of logs.
 -define(RAISE(Cause), erlang:error(badarg, none, [{error_info, #{module => weir_error, cause => Cause}}])).
 
 -opaque handle() :: reference().
@@ -78,9 +83,9 @@ check(Limiter, Key, Hits) ->
             end
     end.
 
-%% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted. Those that
-%% other nodes decide (`scope => exact', and large hits under `large_hits => claim') are asked about at the same time, once the
-%% others are decided.
+%% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted.
+%% Those that other nodes decide (`scope => exact', and large hits under `large_hits => claim') are asked about at the
+%% same time, once the others are decided.
 %%
 %% Cost: 20 to 50 ns a request in batches of 100.
 -spec check_many([{limiter(), key(), hits()}]) -> [answer()].
@@ -195,12 +200,12 @@ rotate_secret() ->
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
-%% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts', after starting weir if need be.
-%% `Opts' is a map or a property list with `limiters'.
+%% @doc For `{weir, Opts}' among the children of a supervisor: makes the limiters of `Opts', after starting weir if
+%% need be. `Opts' is a map or a property list with `limiters'.
 %%
-%% The child is a small process, which decisions don't need. When weir was stopped and is started again, it makes the limiters
-%% again, within a second; until then a check raises. It doesn't start weir again, nor end with it. When the child itself ends,
-%% its limiters stay.
+%% The child is a small process, which decisions don't need. When weir was stopped and is started again, it makes the
+%% limiters again, within a second; until then a check raises. It doesn't start weir again, nor end with it. When the
+%% child itself ends, its limiters stay.
 -spec child_spec(#{limiters => Limiters} | [{limiters, Limiters}]) -> supervisor:child_spec()
               when Limiters :: #{weir_limiter:name() => weir_limiter:spec()} | [{weir_limiter:name(), weir_limiter:spec()}].
 child_spec(Opts) ->

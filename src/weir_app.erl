@@ -23,7 +23,8 @@ start(_Type, _Args) ->
                                              "and look above for what the loader said"}}
     end.
 
-%% A misspelt key would start a node without limiters, or with the cookie for a secret. (included_applications is OTP's own.)
+%% A misspelt key would start a node without limiters, or with the cookie for a secret. (included_applications is OTP's
+%% own.)
 with_keys([]) ->
     with_options(weir_members:options());
 with_keys([Key | _]) ->

@@ -1,10 +1,12 @@
 %% @private
-%% @doc The child `{weir, Opts}' of somebody else's supervisor: sees to it that the limiters of `Opts' are there whenever weir is.
+%% @doc The child `{weir, Opts}' of somebody else's supervisor: sees to it that the limiters of `Opts' are there
+%% whenever weir is.
 %%
-%% The start makes them, after starting weir if need be; what is wrong with `Opts' is the start's error. When weir is stopped, or
-%% crashes, the child goes on and waits. Once weir is started it makes its limiters again: within 10 ms after a short absence,
-%% within a second after a long one. It doesn't start weir itself, and it doesn't end with weir: a supervisor that restarted it
-%% would start what was stopped on purpose. While weir runs it does nothing, so that what is changed or deleted stays so.
+%% The start makes them, after starting weir if need be; what is wrong with `Opts' is the start's error. When weir is
+%% stopped, or crashes, the child goes on and waits. Once weir is started it makes its limiters again: within 10 ms
+%% after a short absence, within a second after a long one. It doesn't start weir itself, and it doesn't end with weir:
+%% a supervisor that restarted it would start what was stopped on purpose. While weir runs it does nothing, so that
+%% what is changed or deleted stays so.
 %%
 %% A limiter that can't be made again is tried again five times, then logged.
 -module(weir_child).
@@ -22,9 +24,11 @@
 
 -type limiters() :: [{term(), term()}].
 
-%% `weir' is the monitor of weir's supervisor, none while weir isn't there. `missing' are the limiters that are still to be made.
+%% `weir' is the monitor of weir's supervisor, none while weir isn't there. `missing' are the limiters that are still
+%% to be made.
 -record(state, {limiters :: limiters(), weir = none :: none | reference(), missing = [] :: limiters(),
-                timer = none :: none | reference(), pause = ?LEAST_PAUSE_MS :: pos_integer(), tries = ?TRIES :: non_neg_integer()}).
+                timer = none :: none | reference(), pause = ?LEAST_PAUSE_MS :: pos_integer(),
+                tries = ?TRIES :: non_neg_integer()}).
 
 %% (All that may fail is done by the supervisor: its child's errors would be logged as crashes.)
 -spec start_link(term()) -> {ok, pid()} | {error, term()}.

@@ -9,7 +9,8 @@
 
 -export([check/4, decide/4, decide_many/1]).
 
--type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), {weir_nif:limiter_number(), weir_nif:key_hash()}}.
+-type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(),
+                 {weir_nif:limiter_number(), weir_nif:key_hash()}}.
 
 %% Claims under way at a time for one batch; the machine has 1024 for all.
 -define(PART, 256).
@@ -34,7 +35,8 @@ decided(false, Limiter, Key, Hits) ->
     of_table(Limiter, Key,
              fun(Explained) -> (decision(Explained))#{allowed => false, retry_ms => retry_ms(Explained, Hits)} end).
 
-%% In the order of the items. The wait for all is the longest of the limiters' timeouts: what isn't asked by then is decided here.
+%% In the order of the items. The wait for all is the longest of the limiters' timeouts: what isn't asked by then is
+%% decided here.
 -spec decide_many([item()]) -> [weir_nif:decision()].
 decide_many(Items) ->
     in_parts(Items, erlang:monotonic_time(millisecond)).

@@ -15,7 +15,8 @@
 %%  `- weir_http (if configured)    a supervisor: listener and its connections
 %% '''
 %%
-%% weir_child, the child `{weir, Opts}' of others' supervisors, is not in this tree: it makes its limiters again when weir is back.
+%% weir_child, the child `{weir, Opts}' of others' supervisors, is not in this tree: it makes its limiters again when
+%% weir is back.
 %%
 %% Tables, limiters and the machine live in the NIF and survive every process here; specifications and members survive all
 %% but the supervisor itself.

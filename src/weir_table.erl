@@ -3,7 +3,8 @@
 %% seen, is done here and asked again.
 -module(weir_table).
 
--export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, decide_late/3, check_many/1, decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
+-export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, decide_late/3, check_many/1,
+         decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
 
 -export_type([stats/0]).
 
@@ -60,8 +61,8 @@ decide_here(Limiter, Key, Hits) ->
              (external) -> weir_nif:decide_here_external(Limiter, external(Key), Hits)
           end).
 
-%% ... one of a batch whose other answers are given already. A limiter that is deleted meanwhile is no fault of the caller's: it is
-%% allowed, as by `on_error', whose setting went with it.
+%% ... one of a batch whose other answers are given already. A limiter that is deleted meanwhile is no fault of the
+%% caller's: it is allowed, as by `on_error', whose setting went with it.
 -spec decide_late(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision().
 decide_late(Limiter, Key, Hits) ->
     case decide_here(Limiter, Key, Hits) of

@@ -323,16 +323,19 @@ large_hits_of_batches_ask(_) ->
     Items = [{small, two, 1}] ++ [{bulk, Key, Hits} || Key <- Keys] ++ [{bulk, few, 2}],
     [FromA, FromB] = at_once([A, B], fun(P) -> call(P, weir, check_many, [Items]) end),
     ?assertEqual([{allow, 4}, {allow, 4}], [hd(FromA), hd(FromB)]),
-    [?assertMatch({_, [{allow, Left}, {deny, Ms}]} when is_integer(Ms) andalso Left =< ?C - Hits, {Key, lists:sort([X, Y])})
+    [?assertMatch({_, [{allow, Left}, {deny, Ms}]} when is_integer(Ms) andalso Left =< ?C - Hits,
+                  {Key, lists:sort([X, Y])})
      || {Key, X, Y} <- lists:zip3(Keys, large(FromA), large(FromB))],
     [?assertMatch({allow, _}, lists:last(Answers)) || Answers <- [FromA, FromB]],
     %% With the fields of responses' headers.
     Decide = [{bulk, {decide, I}, Hits} || I <- lists:seq(1, 700)],
     [DecidedA, DecidedB] = at_once([A, B], fun(P) -> call(P, weir, decide_many, [Decide]) end),
     ?assertEqual(700, length([both || {#{allowed := X}, #{allowed := Y}} <- lists:zip(DecidedA, DecidedB), X =/= Y])),
-    [?assertMatch(#{limit := ?C, remaining := Left, retry_ms := 0} when Left =< ?C - Hits, D) || #{allowed := true} = D <- DecidedA],
+    [?assertMatch(#{limit := ?C, remaining := Left, retry_ms := 0} when Left =< ?C - Hits, D)
+     || #{allowed := true} = D <- DecidedA],
     %% One batch that wants more of a key than there is: it is admitted once.
-    ?assertMatch([{allow, _}, {deny, _}], lists:sort(call(A, weir, check_many, [[{bulk, twice, Hits}, {bulk, twice, Hits}]]))),
+    Twice = [{bulk, twice, Hits}, {bulk, twice, Hits}],
+    ?assertMatch([{allow, _}, {deny, _}], lists:sort(call(A, weir, check_many, [Twice]))),
     %% Without the process that asks, each decides alone.
     [ok = call(P, supervisor, terminate_child, [weir_sup, weir_replica]) || P <- Peers],
     ?assertMatch([{allow, _}, {allow, _}], [hd(call(P, weir, check_many, [[{bulk, alone, Hits}]])) || P <- Peers]).

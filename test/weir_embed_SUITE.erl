@@ -51,7 +51,8 @@ mix_project(Config) ->
 mix_tests(Config) ->
     Build = filename:join(?config(priv_dir, Config), "mix_tests"),
     Folder = filename:join([root(), "examples", "mix_app"]),
-    Env = [{"MIX_REBAR3", os:find_executable("rebar3")}, {"MIX_BUILD_PATH", Build}, {"MIX_ENV", "test"}, {"MIX_HOME", Build}],
+    Env = [{"MIX_REBAR3", os:find_executable("rebar3")}, {"MIX_BUILD_PATH", Build}, {"MIX_ENV", "test"},
+           {"MIX_HOME", Build}],
     {Status, Output} = run(Folder, Env, "mix", ["test"]),
     ?assertMatch({0, {match, _}}, {Status, re:run(Output, "3 tests, 0 failures")}).
 
@@ -72,8 +73,9 @@ cluster_application(Config) ->
     ?assertMatch("{come_back_in_ms," ++ _, Denied),
     {_, _} = run(Folder, Env, "epmd", ["-kill"]).
 
-%% CMake's cache knows the folder that it was made in. A checkout that is copied or moved with what was built in it, as by `COPY . .'
-%% of an image, builds all the same. (With weir's scripts and a library of one line, which takes no minutes.)
+%% CMake's cache knows the folder that it was made in. A checkout that is copied or moved with what was built in it, as
+%% by `COPY . .' of an image, builds all the same. (With weir's scripts and a library of one line, which takes no
+%% minutes.)
 a_copied_checkout_builds(Config) ->
     Old = filename:join([?config(priv_dir, Config), "old", "weir"]),
     [begin
@@ -84,12 +86,14 @@ a_copied_checkout_builds(Config) ->
     ok = file:write_file(filename:join(Old, "CMakeLists.txt"),
                          "cmake_minimum_required(VERSION 3.16)\nproject(tiny LANGUAGES CXX)\n"
                          "add_library(weir_nif MODULE tiny.cpp)\n"
-                         "set_target_properties(weir_nif PROPERTIES PREFIX \"\" LIBRARY_OUTPUT_DIRECTORY \"${WEIR_PRIV}\")\n"
+                         "set_target_properties(weir_nif PROPERTIES PREFIX \"\" "
+                         "LIBRARY_OUTPUT_DIRECTORY \"${WEIR_PRIV}\")\n"
                          "add_executable(weir_test main.cpp)\n"),
     ok = file:write_file(filename:join(Old, "tiny.cpp"), "int tiny() { return 1; }\n"),
     ok = file:write_file(filename:join(Old, "main.cpp"), "int main() { return 0; }\n"),
     Builds = [{"sh", ["c_src/build.sh"]},
-              {"sh", ["-c", "set -e; root=$PWD; . scripts/lib.sh; configure_in _build/cpp; cmake --build _build/cpp --target weir_test"]}],
+              {"sh", ["-c", "set -e; root=$PWD; . scripts/lib.sh; configure_in _build/cpp; "
+                            "cmake --build _build/cpp --target weir_test"]}],
     [?assertMatch({0, _}, run(Old, [], Command, Args)) || {Command, Args} <- Builds],
     Copy = filename:join([?config(priv_dir, Config), "new", "weir"]),
     ok = filelib:ensure_dir(Copy),

@@ -22,7 +22,8 @@ all() ->
     [stopping_leaves_nothing, stopping_gives_memory_back, deleting_gives_memory_back, each_start_is_new,
      processes_may_crash, the_registry_crashes_during_a_change, levels_survive_crashes,
      limiters_from_the_configuration, bad_configurations, unknown_keys_of_the_environment, after_a_failed_start,
-     in_a_supervisor, in_two_supervisors, weir_comes_and_goes_under_a_supervisor, a_child_makes_nothing_twice, bad_options_in_a_supervisor,
+     in_a_supervisor, in_two_supervisors, weir_comes_and_goes_under_a_supervisor, a_child_makes_nothing_twice,
+     bad_options_in_a_supervisor,
      the_nif_is_loaded_again, the_nif_is_loaded_from_elsewhere, another_abi_is_refused, the_nif_is_unloaded].
 
 init_per_testcase(_, Config) ->
@@ -230,8 +231,8 @@ unknown_keys_of_the_environment(_) ->
      end || {Key, Words} <-
                 [{limiter, ["limiter: did you mean limiters?"]}, {secert, ["secert: did you mean secret?"]},
                  {clusterr, ["did you mean cluster?"]}, {next_secert, ["did you mean next_secret?"]},
-                 {discover, ["did you mean discovery?"]}, {https, ["did you mean http?"]}, {limit, ["did you mean limiters?"]},
-                 {'Secret', ["did you mean secret?"]},
+                 {discover, ["did you mean discovery?"]}, {https, ["did you mean http?"]},
+                 {limit, ["did you mean limiters?"]}, {'Secret', ["did you mean secret?"]},
                  {frobnicate, ["there is no frobnicate", "limiters, ", "secret"]}]],
     %% What OTP itself may keep there.
     ok = application:set_env(weir, included_applications, []),
@@ -295,8 +296,8 @@ in_two_supervisors(_) ->
     ?assertEqual({allow, 4}, weir:check(one, key)),
     stop_supervisor(Two).
 
-%% A child's limiters are there again after weir was stopped, or crashed, and started. The supervisor, which allows one restart, has
-%% nothing to do; and while weir is not there, the child does next to nothing.
+%% A child's limiters are there again after weir was stopped, or crashed, and started. The supervisor, which allows one
+%% restart, has nothing to do; and while weir is not there, the child does next to nothing.
 weir_comes_and_goes_under_a_supervisor(_) ->
     {ok, Sup} = supervisor:start_link(?MODULE, [weir:child_spec(#{limiters => #{login => ?SPEC, api => ?SPEC}})]),
     [{weir, Child, _, _}] = supervisor:which_children(Sup),
@@ -305,7 +306,8 @@ weir_comes_and_goes_under_a_supervisor(_) ->
          ok = End(),
          _ = weir_test:fault(fun() -> weir:check(login, key) end, ["not started"]),
          ok = application:start(weir),
-         weir_test:wait_until(made_again, fun() -> lists:sort(maps:keys(weir:limiters())) =:= [<<"api">>, <<"login">>] end),
+         weir_test:wait_until(made_again,
+                              fun() -> lists:sort(maps:keys(weir:limiters())) =:= [<<"api">>, <<"login">>] end),
          ?assertEqual([{allow, 4}, {allow, 3}], [weir:check(login, key), weir:check(<<"login">>, key)])
      end || End <- [fun() -> application:stop(weir) end, fun crash/0, fun() -> application:stop(weir) end]],
     ok = application:stop(weir),

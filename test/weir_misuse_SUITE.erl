@@ -151,7 +151,8 @@ frames_name_the_function(_) ->
     Spec = #{rate => {5, minute}},
     Bad = #{rate => {0, minute}},
     Calls = [{{check, 3}, fun() -> weir:check(nologin, key) end}, {{check, 3}, fun() -> weir:check(login, key, 0) end},
-             {{check, 3}, fun() -> weir:check(login, [key], 0) end}, {{decide, 3}, fun() -> weir:decide(nologin, key, 1) end},
+             {{check, 3}, fun() -> weir:check(login, [key], 0) end},
+             {{decide, 3}, fun() -> weir:decide(nologin, key, 1) end},
              {{check_many, 1}, fun() -> weir:check_many([{nologin, key, 1}]) end},
              {{check_many, 1}, fun() -> weir:check_many(nolist) end},
              {{decide_many, 1}, fun() -> weir:decide_many([{login, key}]) end},
@@ -159,7 +160,8 @@ frames_name_the_function(_) ->
              {{explain, 2}, fun() -> weir:explain(nologin, key) end},
              {{put_limiter, 2}, fun() -> weir:put_limiter(login, Bad) end},
              {{delete_limiter, 1}, fun() -> weir:delete_limiter(nologin) end},
-             {{delete_limiter, 1}, fun() -> weir:delete_limiter(1) end}, {{compile, 1}, fun() -> weir:compile(Bad) end}],
+             {{delete_limiter, 1}, fun() -> weir:delete_limiter(1) end},
+             {{compile, 1}, fun() -> weir:compile(Bad) end}],
     [frame_is(Called, Call) || {Called, Call} <- Calls],
     ok = weir_test:stop(),
     [frame_is(Called, Call)
@@ -182,7 +184,8 @@ explanations_are_binaries(_) ->
          ?assertMatch(#{general := Text} when is_binary(Text), weir_error:format_error(Reason, Stack))
      end || Call <- [fun() -> weir:check(nologin, key) end, fun() -> weir:check("nologin", key) end,
                      fun() -> weir:check(<<"ż"/utf8>>, key) end, fun() -> weir:check(<<255>>, key) end,
-                     fun() -> weir:check(login, key, 0) end, fun() -> weir:check_many([{login, key, 1}, {nologin, key, 1}]) end,
+                     fun() -> weir:check(login, key, 0) end,
+                     fun() -> weir:check_many([{login, key, 1}, {nologin, key, 1}]) end,
                      fun() -> weir:put_limiter(login, #{}) end, fun() -> weir:compile(5) end]],
     [?assertMatch(#{general := Text} when is_binary(Text), weir_error:format_error(badarg, Stack))
      || Stack <- [[], [{weir, check, 3, []}], [{weir, check, 3, [{error_info, #{cause => {strange, "ż"}}}]}]]].
@@ -215,11 +218,13 @@ bad_spec(Spec, Words) ->
 
 unknown_options(_) ->
     [bad_spec(#{rate => {5, minute}, Option => 1}, [Name])
-     || {Option, Name} <- [{bursts, "bursts"}, {<<"burst">>, "burst"}, {"rate", "rate"}, {1, "1"}, {{x}, "{x}"}, {limit, "limit"}]],
+     || {Option, Name} <- [{bursts, "bursts"}, {<<"burst">>, "burst"}, {"rate", "rate"}, {1, "1"}, {{x}, "{x}"},
+                           {limit, "limit"}]],
     [bad_spec(#{rate => {5, minute}, Option => 1}, [Hint])
      || {Option, Hint} <- [{bursts, "there is no option bursts: did you mean burst?"}, {brust, "did you mean burst?"},
-                           {<<"burst">>, "did you mean burst?"}, {'Burst', "did you mean burst?"}, {rates, "did you mean rate?"},
-                           {max, "did you mean max_keys?"}, {on_eror, "did you mean on_error?"}, {timout, "did you mean timeout?"},
+                           {<<"burst">>, "did you mean burst?"}, {'Burst', "did you mean burst?"},
+                           {rates, "did you mean rate?"}, {max, "did you mean max_keys?"},
+                           {on_eror, "did you mean on_error?"}, {timout, "did you mean timeout?"},
                            {window, "the options are rate, burst"}]].
 
 impossible_rates(_) ->
