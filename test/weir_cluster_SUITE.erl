@@ -467,7 +467,7 @@ configuration_gives_way(_) ->
     see_each_other([A, New]),
     wait_until(taken, fun() -> [{9, hour}, {9, hour}] =:= [rate(A), rate(New)] end),
     %% As with a child of the user's supervisor.
-    ignore = call(New, weir, start_link, [#{limiters => #{login => #{rate => {5, hour}}}}]),
+    {ok, _} = call(New, weir_child, start_link, [#{limiters => #{login => #{rate => {5, hour}}}}]),
     ?assertEqual([{9, hour}, {9, hour}], [rate(A), rate(New)]).
 
 %% ---- faults
