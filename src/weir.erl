@@ -71,14 +71,11 @@ check(Limiter, Key) ->
 -spec check(limiter(), key(), hits()) -> answer().
 check(Limiter, Key, Hits) ->
     case weir_table:check(Limiter, Key, Hits) of
-        Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
-        Retry when is_integer(Retry) -> {deny, -Retry};
-        infinity -> {deny, infinity};
+        {allow, _} = Answer -> Answer;
+        {deny, _} = Answer -> Answer;
         Wrong ->
             case weir_table:check_again(Wrong, Limiter, Key, Hits) of
-                Remaining when is_integer(Remaining), Remaining >= 0 -> {allow, Remaining};
-                Retry when is_integer(Retry) -> {deny, -Retry};
-                infinity -> {deny, infinity};
+                {_, _} = Answer -> Answer;
                 StillWrong -> ?RAISE(cause(Limiter, StillWrong))
             end
     end.

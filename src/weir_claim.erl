@@ -7,21 +7,13 @@
 %% Those of a batch are asked at the same time, after the rest of the batch was decided.
 -module(weir_claim).
 
--export([check/4, decide/4, decide_many/1]).
+-export([decide/4, decide_many/1]).
 
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(),
                  {weir_nif:limiter_number(), weir_nif:key_hash()}}.
 
 %% Claims under way at a time for one batch; the machine has 1024 for all.
 -define(PART, 256).
-
--spec check(weir_nif:limiter(), term(), pos_integer(), {weir_nif:limiter_number(), weir_nif:key_hash()}) -> weir_nif:verdict() | weir_nif:wrong().
-check(Limiter, Key, Hits, Hashed) ->
-    case ask(Limiter, Hits, Hashed) of
-        unknown -> weir_table:check_here(Limiter, Key, Hits);
-        true -> of_table(Limiter, Key, fun(#{remaining := Remaining}) -> Remaining end);
-        false -> of_table(Limiter, Key, fun(Explained) -> minus(retry_ms(Explained, Hits)) end)
-    end.
 
 -spec decide(weir_nif:limiter(), term(), pos_integer(), {weir_nif:limiter_number(), weir_nif:key_hash()}) -> weir_nif:decision() | weir_nif:wrong().
 decide(Limiter, Key, Hits, Hashed) ->
@@ -30,10 +22,12 @@ decide(Limiter, Key, Hits, Hashed) ->
 decided(unknown, Limiter, Key, Hits) ->
     weir_table:decide_here(Limiter, Key, Hits);
 decided(true, Limiter, Key, _Hits) ->
-    of_table(Limiter, Key, fun(Explained) -> (decision(Explained))#{allowed => true, retry_ms => 0} end);
+    of_table(Limiter, Key, fun(Explained) -> (decision(Explained))#{allowed => true, retry_ms => 0, reason => ok} end);
 decided(false, Limiter, Key, Hits) ->
     of_table(Limiter, Key,
-             fun(Explained) -> (decision(Explained))#{allowed => false, retry_ms => retry_ms(Explained, Hits)} end).
+             fun(Explained) ->
+                     (decision(Explained))#{allowed => false, retry_ms => retry_ms(Explained, Hits), reason => limited}
+             end).
 
 %% In the order of the items. The wait for all is the longest of the limiters' timeouts: what isn't asked by then is
 %% decided here.
@@ -104,6 +98,3 @@ retry_ms(#{capacity := Capacity}, Hits) when Hits > Capacity ->
     infinity;
 retry_ms(#{capacity := Capacity, interval_ns := IntervalNs, tat_ns := Tat, now_ns := Now}, Hits) ->
     max(1, (max(Tat, Now) + (Hits - Capacity) * IntervalNs - Now + 999999) div 1000000).
-
-minus(infinity) -> infinity;
-minus(Ms) -> -Ms.

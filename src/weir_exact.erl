@@ -6,7 +6,7 @@
 %% asked because too many wait, this node decides on what it knows, as under `scope => cluster', and the partition policy applies.
 -module(weir_exact).
 
--export([check/4, decide/4, decide_many/1]).
+-export([decide/4, decide_many/1]).
 
 -type hashed() :: {weir_nif:limiter_number(), weir_nif:owned_key()}.
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
@@ -16,32 +16,23 @@
 %% Between two questions while weir_owner is being started again.
 -define(AGAIN_MS, 5).
 
--spec check(weir_nif:limiter(), term(), pos_integer(), hashed()) -> weir_nif:verdict() | weir_nif:wrong().
-check(Limiter, Key, Hits, Hashed) ->
-    case ask([{Limiter, Key, Hits, Hashed}]) of
-        [{true, _, Remaining, _, _, _}] -> Remaining;
-        [{false, _, _, _, infinity, _}] -> infinity;
-        [{false, _, _, _, RetryMs, _}] -> -RetryMs;
-        [here] -> weir_table:check_here(Limiter, Key, Hits);
-        [unknown_limiter] -> unknown_limiter
-    end.
-
 -spec decide(weir_nif:limiter(), term(), pos_integer(), hashed()) -> weir_nif:decision() | weir_nif:wrong().
 decide(Limiter, Key, Hits, Hashed) ->
     case ask([{Limiter, Key, Hits, Hashed}]) of
-        [{_, _, _, _, _, _} = Outcome] -> decision(Outcome);
+        [Outcome] when is_tuple(Outcome) -> decision(Outcome);
         [here] -> weir_table:decide_here(Limiter, Key, Hits);
         [unknown_limiter] -> unknown_limiter
     end.
 
 -spec decide_many([item()]) -> [weir_nif:decision()].
 decide_many(Items) ->
-    lists:zipwith(fun(_Item, {_, _, _, _, _, _} = Outcome) -> decision(Outcome);
+    lists:zipwith(fun(_Item, Outcome) when is_tuple(Outcome) -> decision(Outcome);
                      ({Limiter, Key, Hits, _}, _) -> weir_table:decide_late(Limiter, Key, Hits)
                   end, Items, ask(Items)).
 
-decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat}) ->
-    #{allowed => Allowed, limit => Limit, remaining => Remaining, reset_ms => ResetMs, retry_ms => RetryMs}.
+decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat, Reason}) ->
+    #{allowed => Allowed, limit => Limit, remaining => Remaining, reset_ms => ResetMs, retry_ms => RetryMs,
+      reason => Reason}.
 
 %% ---- asking ----
 

@@ -6,38 +6,39 @@
 %% explanation; `badarg' from here is a fault of weir's own.
 -module(weir_nif).
 
--export([check/3, check_external/3, check_here/3, check_here_external/3, decide/3, decide_external/3, decide_here/3,
-         decide_here_external/3, check_many/2, decide_many/2,
-         validate_many/2]).
--export([peek/2, peek_external/2, explain/2, explain_external/2, reset/2, reset_external/2, key_hash/1,
-         key_hash_external/1]).
+-export([check/3, check/4, decide/4, check_many/2, decide_many/2, batch_add/3, batch_check/2, batch_decide/2]).
+-export([peek/3, explain/3, reset/3, key_hash/2]).
 -export([owner_decide/3, owner_rank/2, owner_raise/1, owner_levels/4]).
 -export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1,
-         rotate_secret/1, rotation_left/0]).
+         rotate_secret/3, rotation_left/0]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
          replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2,
-         replica_push/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0]).
+         replica_push/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0,
+         replica_births/0]).
 -export([nothing/0, nothing/3]).
 
--export_type([limiter/0, wrong/0, verdict/0, answer/0, decision/0, ask/0, limiter_number/0, key_hash/0, owned_key/0, outcome/0,
+-export_type([limiter/0, wrong/0, how/0, answer/0, decision/0, look/0, reason/0, ask/0, limiter_number/0, key_hash/0, owned_key/0, outcome/0,
               table_stats/0, wrong_queue/0, event/0, effect/0]).
 
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 3).
+-define(ABI, 4).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().
 -type wrong() :: unknown_limiter | other_key | long_key | bad_hits.
-%% An answer in the form that costs least to return: what remains, or minus the milliseconds until a retry.
--type verdict() :: non_neg_integer() | neg_integer() | infinity.
+%% Bits: 1, the key is a term's external format; 2, it is decided here what other nodes are to be asked first.
+-type how() :: 0..3.
 -type answer() :: {allow, non_neg_integer()} | {deny, pos_integer() | infinity}.
+-type look() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
+                  reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+-type reason() :: ok | limited | shadow | error | partition.
 -type decision() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
-                      reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+                      reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity, reason := reason()}.
 -type table_stats() :: {Keys :: non_neg_integer(), MaxKeys :: pos_integer(), EvictedKeys :: non_neg_integer(),
                         EvictedTokens :: non_neg_integer(), Bytes :: non_neg_integer()}.
 %% What other nodes are to decide first: hits above this node's share under `large_hits => claim', and all hits of limiters of
@@ -46,15 +47,15 @@
 %% While keys are carried over after a rotation of the secret, owners are told the hash of before as well.
 -type owned_key() :: key_hash() | {key_hash(), Before :: key_hash()}.
 -type limiter_number() :: 1..16#ffffffff.
-%% The owner's answer; the last is the key's TAT after it.
+%% The owner's answer; the TAT is the key's after it.
 -type outcome() :: {Allowed :: boolean(), Limit :: pos_integer(), Remaining :: non_neg_integer(), ResetMs :: non_neg_integer(),
-                    RetryMs :: non_neg_integer() | infinity, TatNs :: non_neg_integer()}.
+                    RetryMs :: non_neg_integer() | infinity, TatNs :: non_neg_integer(), reason()}.
 -type wrong_queue() :: malformed | unlike_interval | too_many | too_long | too_late | out_of_order.
 -type item() :: {limiter(), term(), pos_integer()} | {limiter(), binary(), pos_integer(), external}.
-%% `{owner, _}': there are `ask()' among the answers.
--type many(T) :: some(T) | {more, some(T), Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
-
--type some(T) :: [T] | {owner, [T | ask()]}.
+%% `{asks, _}': there are `ask()' among the answers.
+-type some(T) :: [T] | {asks, [T | ask()]}.
+-type long() :: {long, Batch :: reference(), Rest :: [item()]}.
+-type wrong_item() :: {error, Index :: non_neg_integer(), wrong() | bad_item}.
 
 -type node_id() :: 0..16#ffffffff.
 -type key_hash() :: 1..16#ffffffffffffffff.
@@ -81,59 +82,42 @@ priv_dir() ->
     end.
 
 %% Typically 50 ns. Worst: a key of 64 KB, 30 us; an insert that splits a segment of the table, 150 us.
-%%
-%% `check_here' decides at once also what other nodes are to be asked first.
--spec check(limiter(), term(), pos_integer()) -> verdict() | ask() | wrong().
+-spec check(limiter(), term(), pos_integer()) -> answer() | ask() | wrong().
 check(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec check_external(limiter(), binary(), pos_integer()) -> verdict() | ask() | wrong().
-check_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
--spec check_here(limiter(), term(), pos_integer()) -> verdict() | wrong().
-check_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec check_here_external(limiter(), binary(), pos_integer()) -> verdict() | wrong().
-check_here_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
--spec decide(limiter(), term(), pos_integer()) -> decision() | ask() | wrong().
-decide(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec decide_external(limiter(), binary(), pos_integer()) -> decision() | ask() | wrong().
-decide_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
--spec decide_here(limiter(), term(), pos_integer()) -> decision() | wrong().
-decide_here(_Limiter, _Key, _Hits) -> ?NOT_LOADED.
--spec decide_here_external(limiter(), binary(), pos_integer()) -> decision() | wrong().
-decide_here_external(_Limiter, _External, _Hits) -> ?NOT_LOADED.
+-spec check(limiter(), term(), pos_integer(), how()) -> answer() | ask() | wrong().
+check(_Limiter, _Key, _Hits, _How) -> ?NOT_LOADED.
+-spec decide(limiter(), term(), pos_integer(), how()) -> decision() | ask() | wrong().
+decide(_Limiter, _Key, _Hits, _How) -> ?NOT_LOADED.
 
-%% Items of four, with an external format for a key, only if Mixed. At most 512 items a call, the rest comes back: 50 us, and
-%% as long as 512 times `check' in a batch of long keys.
--spec check_many([item()], Mixed :: boolean()) -> many(answer()).
+%% Items of four, with an external format for a key, only if Mixed. At most 512 items or 64 KB of keys per call, 50 us. A list
+%% that is longer is decoded into a batch, with nothing counted.
+-spec check_many([item()], Mixed :: boolean()) -> some(answer()) | long() | wrong_item().
 check_many(_Items, _Mixed) -> ?NOT_LOADED.
--spec decide_many([item()], Mixed :: boolean()) -> many(decision()).
+-spec decide_many([item()], Mixed :: boolean()) -> some(decision()) | long() | wrong_item().
 decide_many(_Items, _Mixed) -> ?NOT_LOADED.
-%% What the two above would say of the items, without deciding.
--spec validate_many([item()], Mixed :: boolean()) ->
-          ok | {more, Rest :: [item()]} | {error, Index :: non_neg_integer(), wrong() | bad_item}.
-validate_many(_Items, _Mixed) -> ?NOT_LOADED.
+%% The next part of the list: as long as the above. One process at a time.
+-spec batch_add(Batch :: reference(), [item()], Mixed :: boolean()) -> done | long() | wrong_item().
+batch_add(_Batch, _Items, _Mixed) -> ?NOT_LOADED.
+%% The answers of one part, as it was added, counted from 0: 40 us.
+-spec batch_check(Batch :: reference(), Part :: non_neg_integer()) -> some(answer()) | done.
+batch_check(_Batch, _Part) -> ?NOT_LOADED.
+-spec batch_decide(Batch :: reference(), Part :: non_neg_integer()) -> some(decision()) | done.
+batch_decide(_Batch, _Part) -> ?NOT_LOADED.
 
 %% As `check'.
--spec peek(limiter(), term()) -> decision() | wrong().
-peek(_Limiter, _Key) -> ?NOT_LOADED.
--spec peek_external(limiter(), binary()) -> decision() | wrong().
-peek_external(_Limiter, _External) -> ?NOT_LOADED.
--spec explain(limiter(), term()) ->
-          {decision(), Level :: non_neg_integer(), TatNs :: integer(), NowNs :: integer(), IntervalNs :: pos_integer(),
+-spec peek(limiter(), term(), how()) -> look() | wrong().
+peek(_Limiter, _Key, _How) -> ?NOT_LOADED.
+-spec explain(limiter(), term(), how()) ->
+          {look(), Level :: non_neg_integer(), TatNs :: integer(), NowNs :: integer(), IntervalNs :: pos_integer(),
            Shadow :: boolean(), OnError :: allow | deny, table_stats()} | wrong().
-explain(_Limiter, _Key) -> ?NOT_LOADED.
--spec explain_external(limiter(), binary()) ->
-          {decision(), non_neg_integer(), integer(), integer(), pos_integer(), boolean(), allow | deny, table_stats()}
-        | wrong().
-explain_external(_Limiter, _External) -> ?NOT_LOADED.
+explain(_Limiter, _Key, _How) -> ?NOT_LOADED.
 %% Of a replicated limiter, the replica and the other nodes are still to be told.
 %% A key has a second hash for some time after a rotation of the secret.
--spec reset(limiter(), term()) -> ok | {replicated, Number :: pos_integer(), [key_hash()], NowNs :: non_neg_integer()} | wrong().
-reset(_Limiter, _Key) -> ?NOT_LOADED.
--spec reset_external(limiter(), binary()) -> ok | {replicated, pos_integer(), [key_hash()], non_neg_integer()} | wrong().
-reset_external(_Limiter, _External) -> ?NOT_LOADED.
--spec key_hash(term()) -> pos_integer() | wrong().
-key_hash(_Key) -> ?NOT_LOADED.
--spec key_hash_external(binary()) -> pos_integer() | wrong().
-key_hash_external(_External) -> ?NOT_LOADED.
+-spec reset(limiter(), term(), how()) ->
+          ok | {replicated, Number :: pos_integer(), [key_hash()], NowNs :: non_neg_integer()} | wrong().
+reset(_Limiter, _Key, _How) -> ?NOT_LOADED.
+-spec key_hash(term(), how()) -> pos_integer() | wrong().
+key_hash(_Key, _How) -> ?NOT_LOADED.
 
 %% At most 512 items: as long as as many checks, and 3 ns an item and node; more than 100 us on a dirty scheduler. Nodes are known
 %% by their places from 1 on, Self 0 owns nothing. The second list is levels to be told to who stands by.
@@ -150,7 +134,7 @@ owner_raise(_Levels) -> ?NOT_LOADED.
           [{Whom :: pos_integer(), Levels :: binary()}].
 owner_levels(_Nodes, _Self, _Changed, _How) -> ?NOT_LOADED.
 
-%% Worst: the registry's mutex, held for 100 us by `maintain' and `convert'.
+%% Worst: a microsecond for the registry's mutex; `put' of a limiter that doubles the index of names, 2 ms with 16384.
 -spec put(Name :: binary(), Capacity :: pos_integer(), IntervalNs :: pos_integer(), MaxKeys :: pos_integer(),
           Shadow :: boolean(), DenyOnError :: boolean(), Transient :: boolean(),
           local | {Number :: 1..16#ffffffff, open | share | closed, admit | claim | owner}) ->
@@ -166,10 +150,11 @@ delete_all() -> ?NOT_LOADED.
 handle(_Name) -> ?NOT_LOADED.
 -spec set_secret(<<_:128>>) -> ok | busy.
 set_secret(_Secret) -> ?NOT_LOADED.
-%% From now on keys are hashed under this one, and each is carried over when it is asked for next. `busy', and for how many
-%% milliseconds more: keys are still carried over from the rotation before. Some 100 us with thousands of limiters.
--spec rotate_secret(<<_:128>>) -> ok | {busy, LeftMs :: pos_integer()}.
-rotate_secret(_Secret) -> ?NOT_LOADED.
+%% From now on keys are hashed under this one, and each is carried over when it is asked for next, for so long at most. `busy',
+%% and for how many milliseconds more: keys are still carried over from the rotation before; forced, what wasn't carried over by
+%% now is forgotten. Some 100 us with thousands of limiters.
+-spec rotate_secret(<<_:128>>, MostNs :: non_neg_integer(), Force :: boolean()) -> ok | {busy, LeftMs :: pos_integer()}.
+rotate_secret(_Secret, _MostNs, _Force) -> ?NOT_LOADED.
 %% For how many milliseconds keys of some limiter will still be carried over.
 -spec rotation_left() -> non_neg_integer().
 rotation_left() -> ?NOT_LOADED.
@@ -281,6 +266,9 @@ replica_attach(_Replica, _Reader) -> ?NOT_LOADED.
 replica_attached() -> ?NOT_LOADED.
 -spec replica_detach() -> ok.
 replica_detach() -> ?NOT_LOADED.
+%% Of all time: births that didn't fit into a ring, and what was looked for therefore.
+-spec replica_births() -> {Dropped :: non_neg_integer(), Rescans :: non_neg_integer(), Keys :: non_neg_integer()}.
+replica_births() -> ?NOT_LOADED.
 
 %% What a call of a NIF costs: for benchmarks.
 -spec nothing() -> ok.

@@ -337,11 +337,11 @@ answered(Answered, State) ->
     Good = [{Asked, Outcome} || {Asked, Outcome} <- Answered, is_outcome(Outcome)],
     _ = [answer(Asked, Outcome) || {Asked, Outcome} <- Good],
     ok = raise(<< <<Number:32/little, (hash(KeyHash)):64/little, Tat:64/little>>
-                  || {{_, {_, Number, KeyHash, _, _}}, {_, _, _, _, _, Tat}} <- Good >>),
+                  || {{_, {_, Number, KeyHash, _, _}}, {_, _, _, _, _, Tat, _}} <- Good >>),
     wait([Asked || {Asked, Outcome} <- Answered, not is_outcome(Outcome)], State).
 
-is_outcome({Allowed, Limit, Remaining, ResetMs, RetryMs, Tat}) ->
-    is_boolean(Allowed) andalso is_integer(Limit) andalso is_integer(Remaining) andalso Remaining >= 0 andalso is_integer(ResetMs)
+is_outcome({Allowed, Limit, Remaining, ResetMs, RetryMs, Tat, Reason}) ->
+    is_atom(Reason) andalso is_boolean(Allowed) andalso is_integer(Limit) andalso is_integer(Remaining) andalso Remaining >= 0 andalso is_integer(ResetMs)
         andalso (RetryMs =:= infinity orelse is_integer(RetryMs)) andalso (Allowed orelse RetryMs > 0) andalso is_integer(Tat);
 is_outcome(_) ->
     false.

@@ -308,6 +308,9 @@ put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := Max
             {error, <<"max_keys and scope are chosen when a limiter is made: delete the limiter first, or keep them">>};
         same_number ->
             {error, <<"another limiter has the same number, a hash of its name: choose another name">>};
+        too_many when Transient ->
+            {error, <<"there are 16384 policies of weir:compile/1 in use already, which is the most: let go of some, "
+                      "or give what many requests share a name with weir:put_limiter/2">>};
         too_many ->
             {error, <<"there are 16384 limiters already, which is the most: delete some first">>}
     end.

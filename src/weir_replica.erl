@@ -111,6 +111,8 @@ stop() ->
 init([]) ->
     _ = process_flag(trap_exit, true),
     _ = process_flag(message_queue_data, off_heap),
+    %% Births wait in rings that a busy node fills in milliseconds: in the queue of the runnable, this process goes first.
+    _ = process_flag(priority, high),
     #{incarnation := Incarnation, joining := Joining} = weir_members:start(),
     case {weir_machine:attached(), weir_members:machine()} of
         {{ok, Machine}, Incarnation} -> {ok, taken(Machine)};

@@ -74,7 +74,7 @@ ready(Id) ->
 rotate(Id) ->
     case upcoming() of
         {ok, Secret, Id} ->
-            case weir_nif:rotate_secret(Secret) of
+            case weir_nif:rotate_secret(Secret, 86400000000000, false) of
                 ok -> ok;
                 {busy, Left} -> busy(Left)
             end;

@@ -3,8 +3,8 @@
 %% seen, is done here and asked again.
 -module(weir_table).
 
--export([check/3, check_again/4, check_here/3, decide/3, decide_here/3, decide_late/3, check_many/1,
-         decide_many/1, peek/2, explain/2, reset/2, key_hash/1, stats/0]).
+-export([check/3, check_again/4, decide/3, decide_here/3, decide_late/3, check_many/1, decide_many/1]).
+-export([peek/2, explain/2, reset/2, key_hash/1, stats/0]).
 
 -export_type([stats/0]).
 
@@ -17,49 +17,36 @@
                    evicted_keys := non_neg_integer(), evicted_tokens := non_neg_integer(),
                    memory_bytes := non_neg_integer()}.
 
+%% weir_nif's how().
+-define(NATIVE, 0).
+-define(EXTERNAL, 1).
+-define(HERE, 2).
+
 %% The hot path: just the NIF. What isn't an answer goes to check_again/4.
--spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | weir_nif:ask() | wrong().
+-spec check(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:answer() | weir_nif:ask() | wrong().
 check(Limiter, Key, Hits) ->
     weir_nif:check(Limiter, Key, Hits).
 
--spec check_again(weir_nif:ask() | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
+-spec check_again(weir_nif:ask() | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:answer() | wrong().
 check_again(Wrong, Limiter, Key, Hits) ->
-    case again(Wrong, Limiter, Key, fun(Form) -> check(Form, Limiter, Key, Hits) end) of
-        {claim, Number, KeyHash} -> weir_claim:check(Limiter, Key, Hits, {Number, KeyHash});
-        {owner, Number, KeyHash} -> weir_exact:check(Limiter, Key, Hits, {Number, KeyHash});
+    case again(Wrong, Limiter, Key, fun(Form, How) -> weir_nif:check(Limiter, Form, Hits, How) end) of
+        {claim, Number, KeyHash} -> answer(weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash}));
+        {owner, Number, KeyHash} -> answer(weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash}));
         Answer -> Answer
     end.
 
-%% Without asking other nodes.
--spec check_here(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:verdict() | wrong().
-check_here(Limiter, Key, Hits) ->
-    again(weir_nif:check_here(Limiter, Key, Hits), Limiter, Key,
-          fun(native) -> weir_nif:check_here(Limiter, Key, Hits);
-             (external) -> weir_nif:check_here_external(Limiter, external(Key), Hits)
-          end).
-
-check(native, Limiter, Key, Hits) -> weir_nif:check(Limiter, Key, Hits);
-check(external, Limiter, Key, Hits) -> weir_nif:check_external(Limiter, external(Key), Hits).
-
 -spec decide(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
 decide(Limiter, Key, Hits) ->
-    case weir_nif:decide(Limiter, Key, Hits) of
-        #{} = Decision -> Decision;
-        Wrong ->
-            case again(Wrong, Limiter, Key, fun(Form) -> decide(Form, Limiter, Key, Hits) end) of
-                {claim, Number, KeyHash} -> weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash});
-                {owner, Number, KeyHash} -> weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash});
-                Answer -> Answer
-            end
+    case ask(Limiter, Key, fun(Form, How) -> weir_nif:decide(Limiter, Form, Hits, How) end) of
+        {claim, Number, KeyHash} -> weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash});
+        {owner, Number, KeyHash} -> weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash});
+        Answer -> Answer
     end.
 
 %% Without asking other nodes.
 -spec decide_here(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
 decide_here(Limiter, Key, Hits) ->
-    again(weir_nif:decide_here(Limiter, Key, Hits), Limiter, Key,
-          fun(native) -> weir_nif:decide_here(Limiter, Key, Hits);
-             (external) -> weir_nif:decide_here_external(Limiter, external(Key), Hits)
-          end).
+    ask(Limiter, Key, fun(Form, How) -> weir_nif:decide(Limiter, Form, Hits, How bor ?HERE) end).
 
 %% ... one of a batch whose other answers are given already. A limiter that is deleted meanwhile is no fault of the
 %% caller's: it is allowed, as by `on_error', whose setting went with it.
@@ -67,19 +54,16 @@ decide_here(Limiter, Key, Hits) ->
 decide_late(Limiter, Key, Hits) ->
     case decide_here(Limiter, Key, Hits) of
         #{} = Decision -> Decision;
-        _Gone -> #{allowed => true, limit => 1, remaining => 0, reset_ms => 0, retry_ms => 0}
+        _Gone -> #{allowed => true, limit => 1, remaining => 0, reset_ms => 0, retry_ms => 0, reason => error}
     end.
 
-decide(native, Limiter, Key, Hits) -> weir_nif:decide(Limiter, Key, Hits);
-decide(external, Limiter, Key, Hits) -> weir_nif:decide_external(Limiter, external(Key), Hits).
-
--spec peek(weir_nif:limiter(), term()) -> weir_nif:decision() | wrong().
+-spec peek(weir_nif:limiter(), term()) -> weir_nif:look() | wrong().
 peek(Limiter, Key) ->
-    ask(Limiter, Key, fun weir_nif:peek/2, fun weir_nif:peek_external/2).
+    ask(Limiter, Key, fun(Form, How) -> weir_nif:peek(Limiter, Form, How) end).
 
 -spec reset(weir_nif:limiter(), term()) -> ok | wrong().
 reset(Limiter, Key) ->
-    case ask(Limiter, Key, fun weir_nif:reset/2, fun weir_nif:reset_external/2) of
+    case ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) of
         {replicated, Number, Hashes, Now} ->
             Wait = wait_ms(Limiter),
             lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes);
@@ -96,7 +80,7 @@ wait_ms(Limiter) ->
 
 -spec explain(weir_nif:limiter(), term()) -> map() | wrong().
 explain(Limiter, Key) ->
-    case ask(Limiter, Key, fun weir_nif:explain/2, fun weir_nif:explain_external/2) of
+    case ask(Limiter, Key, fun(Form, How) -> weir_nif:explain(Limiter, Form, How) end) of
         {Decision, Level, Tat, Now, IntervalNs, Shadow, OnError, Stats} ->
             #{limit := Capacity} = Decision,
             Decision#{capacity => Capacity, interval_ns => IntervalNs, level => Level, tat_ns => Tat, now_ns => Now,
@@ -108,18 +92,19 @@ explain(Limiter, Key) ->
 %% The hash that a key is known by on every node with the same secret.
 -spec key_hash(term()) -> pos_integer() | wrong().
 key_hash(Key) ->
-    case weir_nif:key_hash(Key) of
-        other_key -> weir_nif:key_hash_external(external(Key));
+    case weir_nif:key_hash(Key, ?NATIVE) of
+        other_key -> weir_nif:key_hash(external(Key), ?EXTERNAL);
         Hash -> Hash
     end.
 
 -spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
 check_many(Items) ->
-    asked(many(Items, false, fun weir_nif:check_many/2), Items, fun answer/1).
+    asked(many(Items, false, {fun weir_nif:check_many/2, fun weir_nif:batch_check/2}), Items, fun answer/1).
 
 -spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
 decide_many(Items) ->
-    asked(many(Items, false, fun weir_nif:decide_many/2), Items, fun(Decision) -> Decision end).
+    asked(many(Items, false, {fun weir_nif:decide_many/2, fun weir_nif:batch_decide/2}), Items,
+          fun(Decision) -> Decision end).
 
 -spec stats() -> [stats()].
 stats() ->
@@ -133,21 +118,18 @@ table_stats({Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}) ->
     #{keys => Keys, max_keys => MaxKeys, evicted_keys => EvictedKeys, evicted_tokens => EvictedTokens,
       memory_bytes => Bytes}.
 
-ask(Limiter, Key, Native, External) ->
-    Ask = fun(native) -> Native(Limiter, Key);
-             (external) -> External(Limiter, external(Key))
-          end,
-    again(Ask(native), Limiter, Key, Ask).
+ask(Limiter, Key, Ask) ->
+    again(Ask(Key, ?NATIVE), Limiter, Key, Ask).
 
 %% What can be mended is mended once: an atom that nobody has used for the limiter yet becomes an alias of its name; a
 %% term that the NIF doesn't hash goes by its external format.
 again(unknown_limiter, Limiter, Key, Ask) when is_atom(Limiter) ->
     case learn_alias(Limiter) of
-        true -> again(Ask(native), known, Key, Ask);
+        true -> again(Ask(Key, ?NATIVE), known, Key, Ask);
         false -> unknown_limiter
     end;
-again(other_key, _Limiter, _Key, Ask) ->
-    Ask(external);
+again(other_key, _Limiter, Key, Ask) ->
+    Ask(external(Key), ?EXTERNAL);
 again(Answer, _Limiter, _Key, _Ask) ->
     Answer.
 
@@ -161,59 +143,43 @@ learn_alias(Atom) ->
 external(Key) ->
     term_to_binary(Key, [deterministic, {minor_version, 2}]).
 
-%% Nothing is counted unless all items are well formed. The NIF sees to that for a list that it decides in one call; what
-%% is longer is looked through first. Mixed: some items have been mended by to_external/1.
-many(Items, Mixed, Decide) when is_list(Items) ->
-    case at_once(Items, Mixed, Decide) of
-        {error, Index, Wrong} -> mend(Index, Wrong, Items, Mixed, Decide);
-        {more, Answers, Rest} -> more(Rest, Mixed, Decide, [Answers]);
+%% Nothing is counted unless all items are well formed. Mixed: some items have been mended by to_external/1.
+many(Items, Mixed, {Decide, Answer} = How) when length(Items) >= 0 ->  % a proper list
+    case decoded(Decide(Items, Mixed), Mixed) of
+        {error, Index, Wrong} -> mend(Index, Wrong, Items, Mixed, How);
+        {batch, Batch} -> joined(parts(Batch, 0, Answer));
         Answers -> Answers
     end;
-many(_, _Mixed, _Decide) ->
+many(_, _Mixed, _How) ->
     bad_list.
 
-%% kBatch of c_src/nif/table_nif.cpp.
--define(ONE_CALL, 512).
+%% A list that is too long for one call is decoded by as many as it takes.
+decoded({long, Batch, Rest}, Mixed) ->
+    case weir_nif:batch_add(Batch, Rest, Mixed) of
+        done -> {batch, Batch};
+        More -> decoded(More, Mixed)
+    end;
+decoded(Answers, _Mixed) ->
+    Answers.
 
-at_once(Items, Mixed, Decide) ->
-    try length(Items) of
-        Length when Length =< ?ONE_CALL ->
-            Decide(Items, Mixed);
-        _ ->
-            case validate(Items, Mixed, 0) of
-                ok -> Decide(Items, Mixed);
-                Error -> Error
-            end
-    catch
-        error:badarg -> {error, 0, bad_list}
+parts(Batch, Part, Answer) ->
+    case Answer(Batch, Part) of
+        done -> [];
+        Answers -> [Answers | parts(Batch, Part + 1, Answer)]
     end.
 
-validate(Items, Mixed, Before) ->
-    case weir_nif:validate_many(Items, Mixed) of
-        ok -> ok;
-        {more, Rest} -> validate(Rest, Mixed, Before + ?ONE_CALL);
-        {error, Index, Wrong} -> {error, Before + Index, Wrong}
-    end.
-
-more(Rest, Mixed, Decide, Done) ->
-    case Decide(Rest, Mixed) of
-        {more, Answers, Rest1} -> more(Rest1, Mixed, Decide, [Answers | Done]);
-        {error, Index, Wrong} -> {item, lists:sum([length(plain(D)) || D <- Done]) + Index, Wrong};
-        Answers -> append(lists:reverse(Done, [Answers]))
-    end.
-
-append(Parts) ->
+joined(Parts) ->
     Answers = lists:append([plain(Part) || Part <- Parts]),
     case lists:any(fun is_tuple/1, Parts) of
-        true -> {owner, Answers};
+        true -> {asks, Answers};
         false -> Answers
     end.
 
-plain({owner, Answers}) -> Answers;
+plain({asks, Answers}) -> Answers;
 plain(Answers) -> Answers.
 
 %% The answers of other nodes take the places of the questions to them. Owners are asked all at once, then claims are.
-asked({owner, Answers}, Items, Answer) ->
+asked({asks, Answers}, Items, Answer) ->
     Asks = [{Who, {element(1, Item), element(2, Item), element(3, Item), {Number, KeyHash}}}
             || {{Who, Number, KeyHash}, Item} <- lists:zip(Answers, Items)],
     Owned = weir_exact:decide_many([Ask || {owner, Ask} <- Asks]),
@@ -232,23 +198,22 @@ answered([], [], [], _Answer) ->
     [].
 
 answer(#{allowed := true, remaining := Remaining}) -> {allow, Remaining};
-answer(#{allowed := false, retry_ms := RetryMs}) -> {deny, RetryMs}.
+answer(#{allowed := false, retry_ms := RetryMs}) -> {deny, RetryMs};
+answer(Wrong) -> Wrong.
 
-mend(_, bad_list, _Items, _Mixed, _Decide) ->
-    bad_list;
-mend(Index, unknown_limiter, Items, Mixed, Decide) ->
+mend(Index, unknown_limiter, Items, Mixed, How) ->
     Limiter = element(1, lists:nth(Index + 1, Items)),
     case is_atom(Limiter) andalso learn_alias(Limiter) of
-        true -> many(Items, Mixed, Decide);
+        true -> many(Items, Mixed, How);
         false -> {item, Index, unknown_limiter}
     end;
-mend(_, other_key, Items, false, Decide) ->
-    many([to_external(Item) || Item <- Items], true, Decide);
-mend(Index, Wrong, _Items, _Mixed, _Decide) ->
+mend(_, other_key, Items, false, How) ->
+    many([to_external(Item) || Item <- Items], true, How);
+mend(Index, Wrong, _Items, _Mixed, _How) ->
     {item, Index, Wrong}.
 
 to_external({Limiter, Key, Hits} = Item) ->
-    case weir_nif:key_hash(Key) of
+    case weir_nif:key_hash(Key, ?NATIVE) of
         other_key -> {Limiter, external(Key), Hits, external};
         _ -> Item
     end;

@@ -91,7 +91,7 @@ hits_beyond_the_capacity(_) ->
     ok = weir:put_limiter(login, #{rate => {5, minute}}),
     [?assertEqual({deny, infinity}, weir:check(login, key, Hits)) || Hits <- [6, 1000, 1 bsl 60, 1 bsl 62 - 1]],
     ?assertEqual([{deny, infinity}], weir:check_many([{login, key, 6}])),
-    ?assertEqual(#{allowed => false, limit => 5, remaining => 5, reset_ms => 0, retry_ms => infinity},
+    ?assertEqual(#{allowed => false, limit => 5, remaining => 5, reset_ms => 0, retry_ms => infinity, reason => limited},
                  weir:decide(login, key, 6)),
     ?assertEqual({allow, 0}, weir:check(login, key, 5)),
     ?assertEqual({deny, infinity}, weir:check(login, key, 6)).
@@ -134,16 +134,18 @@ atoms_beyond_latin1_name_limiters(_) ->
 
 decide_tells_the_headers(_) ->
     ok = weir:put_limiter(login, #{rate => {5, minute}}),
-    ?assertEqual(#{allowed => true, limit => 5, remaining => 4, reset_ms => 12000, retry_ms => 0}, weir:decide(login, key, 1)),
-    ?assertEqual(#{allowed => true, limit => 5, remaining => 1, reset_ms => 48000, retry_ms => 0}, weir:decide(login, key, 3)),
-    ?assertEqual(#{allowed => false, limit => 5, remaining => 1, reset_ms => 48000, retry_ms => 12000},
+    ?assertEqual(#{allowed => true, limit => 5, remaining => 4, reset_ms => 12000, retry_ms => 0, reason => ok},
+                 weir:decide(login, key, 1)),
+    ?assertEqual(#{allowed => true, limit => 5, remaining => 1, reset_ms => 48000, retry_ms => 0, reason => ok},
+                 weir:decide(login, key, 3)),
+    ?assertEqual(#{allowed => false, limit => 5, remaining => 1, reset_ms => 48000, retry_ms => 12000, reason => limited},
                  weir:decide(login, key, 2)),
     ok = weir_clock:advance(?SECOND + 1),
     %% Rounded up, so that who comes then isn't early; a token that has come back in part is not there yet.
-    ?assertEqual(#{allowed => false, limit => 5, remaining => 1, reset_ms => 47000, retry_ms => 11000},
+    ?assertEqual(#{allowed => false, limit => 5, remaining => 1, reset_ms => 47000, retry_ms => 11000, reason => limited},
                  weir:decide(login, key, 2)),
-    ?assertEqual([#{allowed => true, limit => 5, remaining => 0, reset_ms => 59000, retry_ms => 0},
-                  #{allowed => false, limit => 5, remaining => 0, reset_ms => 59000, retry_ms => 11000}],
+    ?assertEqual([#{allowed => true, limit => 5, remaining => 0, reset_ms => 59000, retry_ms => 0, reason => ok},
+                  #{allowed => false, limit => 5, remaining => 0, reset_ms => 59000, retry_ms => 11000, reason => limited}],
                  weir:decide_many([{login, key, 1}, {login, key, 1}])).
 
 peek_looks_only(_) ->
@@ -224,8 +226,8 @@ batches_keep_their_order(_) ->
     %% One key several times: each is decided after the one before it.
     ?assertEqual([{allow, 1}, {allow, 0}, {allow, 0}, {deny, 20000}, {deny, 30000}, {allow, 1}],
                  weir:check_many([{two, a, 1}, {three, a, 3}, {two, a, 1}, {three, a, 1}, {two, a, 1}, {two, b, 1}])),
-    ?assertEqual([#{allowed => true, limit => 2, remaining => 0, reset_ms => 60000, retry_ms => 0},
-                  #{allowed => true, limit => 3, remaining => 1, reset_ms => 40000, retry_ms => 0}],
+    ?assertEqual([#{allowed => true, limit => 2, remaining => 0, reset_ms => 60000, retry_ms => 0, reason => ok},
+                  #{allowed => true, limit => 3, remaining => 1, reset_ms => 40000, retry_ms => 0, reason => ok}],
                  weir:decide_many([{two, b, 1}, {three, b, 2}])).
 
 batches_equal_single_calls(_) ->

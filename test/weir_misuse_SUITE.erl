@@ -15,7 +15,7 @@ all() ->
     [wrong_hits, wrong_limiters, wrong_names, wrong_keys, wrong_lists, wrong_items, items_of_four, keys_stay_secret,
      frames_name_the_function, explanations_are_binaries,
      specs_of_wrong_types, unknown_options, impossible_rates, impossible_spans, what_does_not_exist_yet, bad_specs_change_nothing,
-     weir_is_not_started, too_many_limiters, a_full_table, the_smallest_table, deleted_under_callers, changed_under_callers,
+     weir_is_not_started, too_many_limiters, too_many_policies, churn, a_full_table, the_smallest_table, deleted_under_callers, changed_under_callers,
      the_nif_is_missing, the_nif_is_garbage, the_nif_is_of_another_version, other_nif_names].
 
 init_per_testcase(_, Config) ->
@@ -286,16 +286,38 @@ too_many_limiters(_) ->
     Name = fun(I) -> <<"limiter ", (integer_to_binary(I))/binary>> end,
     Fits = 16384 - 1,
     [ok = weir:put_limiter(Name(I), Spec) || I <- lists:seq(1, Fits)],
-    [weir_test:fault(Ask, ["16384"]) || Ask <- [fun() -> weir:put_limiter(<<"one more">>, Spec) end, fun() -> weir:compile(Spec) end]],
+    weir_test:fault(fun() -> weir:put_limiter(<<"one more">>, Spec) end, ["16384"]),
     ?assertEqual(16384, maps:size(weir:limiters())),
-    %% Those that are there work and can be changed; a deleted one makes room, once its memory has been given back.
+    %% Policies that come with the call have room of their own.
+    ?assertEqual({allow, 4}, weir:check(weir:compile(Spec), key)),
+    %% Those that are there work and can be changed; a deleted one makes room at once.
     ?assertEqual([{allow, 4}, {allow, 3}], [weir:check(Name(Fits), key), weir:check(Name(Fits), key)]),
     ok = weir:put_limiter(Name(1), Spec#{burst => 7}),
     ?assertEqual([{allow, 4} || _ <- lists:seq(2, Fits - 1)], weir:check_many([{Name(I), key, 1} || I <- lists:seq(2, Fits - 1)])),
     ok = weir:delete_limiter(Name(1)),
-    ok = weir_sweeper:sweep(),
     ok = weir:put_limiter(<<"one more">>, Spec),
     ?assertEqual({allow, 4}, weir:check(<<"one more">>, key)).
+
+%% Users' data may say what is compiled: they use up neither the limiters that have names, nor each other's.
+too_many_policies(_) ->
+    Spec = fun(Burst) -> #{rate => {5, minute}, burst => Burst, max_keys => 100} end,
+    Handles = [weir:compile(Spec(Burst)) || Burst <- lists:seq(1, 16384)],
+    weir_test:fault(fun() -> weir:compile(Spec(20000)) end, ["16384", "weir:compile/1"]),
+    ok = weir:put_limiter(<<"named">>, Spec(5)),
+    ?assertEqual({allow, 4}, weir:check(<<"named">>, key)),
+    %% One that is held already is no more than a look.
+    ?assertEqual({allow, 6}, weir:check(weir:compile(Spec(7)), key)),
+    ?assertEqual({allow, 16383}, weir:check(lists:last(Handles), key)).
+
+%% Limiters that are made and deleted faster than their memory is given back.
+churn(_) ->
+    Spec = #{rate => {5, minute}},
+    [begin
+         ok = weir:put_limiter(<<"churn">>, Spec),
+         {allow, 4} = weir:check(<<"churn">>, key),
+         ok = weir:delete_limiter(<<"churn">>)
+     end || _ <- lists:seq(1, 20000)],
+    ?assertEqual({allow, 4}, weir:check(login, key)).
 
 %% Decisions go on in a full table; what had to make way is counted, to the token.
 a_full_table(_) ->

@@ -115,12 +115,14 @@ brute({check, Key, Hits}, Model) ->
     {Decision, Next} = decided(Key, Hits, Model),
     {answer(Decision), Next};
 brute({decide, Key, Hits}, Model) ->
-    decided(Key, Hits, Model);
+    {Decision, Next} = decided(Key, Hits, Model),
+    {with_reason(Decision), Next};
 brute({many, Items}, Model) ->
     {Decisions, Next} = all_decided(Items, Model),
     {[answer(D) || D <- Decisions], Next};
 brute({decide_many, Items}, Model) ->
-    all_decided(Items, Model);
+    {Decisions, Next} = all_decided(Items, Model),
+    {[with_reason(D) || D <- Decisions], Next};
 brute({peek, Key}, Model) ->
     {judged(Key, 1, Model), Model};
 brute({look, Key}, #{c := C, t := T, now := Now} = Model) ->
@@ -176,6 +178,9 @@ carried_over(Key, C, T, #{t := T, now := Now, births := Births} = Model) ->
     end;
 carried_over(Key, C, _T, #{now := Now} = Model) ->
     lists:duplicate(min(C, level(Key, Model)), Now).
+
+with_reason(#{allowed := true} = Decision) -> Decision#{reason => ok};
+with_reason(#{allowed := false} = Decision) -> Decision#{reason => limited}.
 
 answer(#{allowed := true, remaining := Remaining}) -> {allow, Remaining};
 answer(#{allowed := false, retry_ms := Retry}) -> {deny, Retry}.

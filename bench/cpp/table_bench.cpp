@@ -1,11 +1,11 @@
 // table_bench: what the key table costs, without Erlang around it: memory a key, time a decision, and how long the
 // slowest decisions take while the table grows and expires.
 //
-//   table_bench [memory|speed|latency]...        all of them without an argument; each takes less than two minutes
+//   table_bench [memory|speed|orders|latency]...  all of them without an argument; each takes less than two minutes
 //
-// `local` is Table<TatCell>, `interval` is Table<IntervalCell>. Times of the clock and of hashing a key are not part of
-// it; `now` is a number that the benchmark advances. Linux only: resident memory is read from /proc/self/statm, each
-// measurement of memory in a process of its own.
+// Times of the clock and of hashing a key are not part of it; `now` is a number that the benchmark advances. `registry`
+// is what a protocol in C++ calls: a batch of questions with their keys' hashes at hand, counted and all. Linux only:
+// resident memory is read from /proc/self/statm, each measurement of memory in a process of its own.
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <sys/utsname.h>
@@ -32,7 +32,7 @@
 #include <utility>
 #include <vector>
 
-#include "weir/interval.hpp"
+#include "weir/registry.hpp"
 #include "weir/table.hpp"
 
 namespace weir {
@@ -57,10 +57,9 @@ KeyHash key_of(std::uint64_t i) {
 }
 
 // A table alone in an arena, under one policy.
-template <class Cell>
 struct Bench {
   Arena arena;
-  Table<Cell> table{arena};
+  Table table{arena};
   std::uint64_t generation = table.open(kMaxKeys, 0);
   Terms terms;
 
@@ -71,7 +70,7 @@ struct Bench {
     if (table.decide(generation, terms, key, {1}, now, decision) != Status::ok) std::abort();
     return decision;
   }
-  bool sweep(Nanos now, std::size_t& cursor, unsigned segments) {
+  bool sweep(Nanos now, Table::Cursor& cursor, unsigned segments) {
     return table.sweep(generation, terms, now, cursor, segments);
   }
 };
@@ -88,7 +87,6 @@ std::int64_t resident_bytes() {
 struct Cost {
   double resident = 0;   // bytes a key, by the growth of the process
   double accounted = 0;  // bytes a key, by the table's own count
-  double intervals = 0;  // a key
 };
 
 // What a measurement in a child process writes and its parent reads.
@@ -118,11 +116,10 @@ Results apart(const std::function<void(Results&)>& measure) {
   return copy;
 }
 
-template <class Cell>
-Cost cost_of(const Bench<Cell>& bench, std::int64_t resident_before) {
+Cost cost_of(const Bench& bench, std::int64_t resident_before) {
   const auto keys = static_cast<double>(bench.table.stats().keys);
   return {static_cast<double>(resident_bytes() - resident_before) / keys,
-          static_cast<double>(bench.table.stats().memory_bytes) / keys, 0};
+          static_cast<double>(bench.table.stats().memory_bytes) / keys};
 }
 
 // 1M keys, 10 % more, ..., 4M keys.
@@ -133,76 +130,84 @@ std::vector<std::uint64_t> sizes() {
   return all;
 }
 
-// Grows from empty, each key asked `asks` times at once; the last result is after a sweep.
-template <class Cell>
-Results grow(int asks) {
-  return apart([asks](Results& results) {
+// Grows from empty; the last result is after a sweep.
+Results grow() {
+  return apart([](Results& results) {
     const std::int64_t before = resident_bytes();
-    Bench<Cell> bench({{5}, {3600 * kSecond.v}});
+    Bench bench({{5}, {3600 * kSecond.v}});
     std::uint64_t key = 0;
     std::size_t row = 0;
     for (const std::uint64_t size : sizes()) {
-      for (; key < size; ++key)
-        for (int ask = 0; ask < asks; ++ask) bench.decide(key_of(key), kBase);
+      for (; key < size; ++key) bench.decide(key_of(key), kBase);
       results.cost[row++] = cost_of(bench, before);
     }
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     while (!bench.sweep(kBase, cursor, 64)) {
     }
     results.cost[row] = cost_of(bench, before);
   });
 }
 
-// Keys at half the rate for one retention: a birth each 2T, for 2cT.
-Cost half_rate(std::int64_t capacity, std::uint64_t keys) {
-  return apart([=](Results& results) {
-           const std::int64_t before = resident_bytes();
-           const Policy policy{{capacity}, kSecond};
-           Bench<IntervalCell> bench(policy);
-           const Nanos step{2 * kSecond.v / static_cast<std::int64_t>(keys)};
-           Nanos now = kBase;
-           for (std::int64_t birth = 0; birth <= capacity; ++birth)
-             for (std::uint64_t key = 0; key < keys; ++key, now = now + step) bench.decide(key_of(key), now);
-           results.cost[0] = cost_of(bench, before);
-           std::size_t intervals = 0;
-           bench.table.for_each(bench.terms, now, [&](KeyHash, const IntervalSet& set) { intervals += set.size(); });
-           results.cost[0].intervals = static_cast<double>(intervals) / static_cast<double>(keys);
-         })
-      .cost[0];
-}
-
 void memory() {
-  fmt::print("\nBytes a key, grown from empty (RSS: of the process; own: as the table counts)\n\n");
-  const std::array<Results, 3> grown{grow<TatCell>(1), grow<IntervalCell>(1), grow<IntervalCell>(8)};
-  fmt::print("{:>10} | {:^15} | {:^15} | {:^15}\n", "", "local", "interval, once", "interval, busy");
-  fmt::print("{:>10} | {:>7} {:>7} | {:>7} {:>7} | {:>7} {:>7}\n", "keys", "RSS", "own", "RSS", "own", "RSS", "own");
-  const auto print = [](const std::string& name, const Cost& a, const Cost& b, const Cost& c) {
-    fmt::print("{:>10} | {:7.1f} {:7.1f} | {:7.1f} {:7.1f} | {:7.1f} {:7.1f}\n", name, a.resident, a.accounted,
-               b.resident, b.accounted, c.resident, c.accounted);
+  fmt::print("\nBytes per key, grown from empty (RSS: of the process; own: as the table counts)\n\n");
+  const Results grown = grow();
+  fmt::print("{:>10} | {:>7} {:>7}\n", "keys", "RSS", "own");
+  const auto print = [](const std::string& name, const Cost& cost) {
+    fmt::print("{:>10} | {:7.1f} {:7.1f}\n", name, cost.resident, cost.accounted);
   };
-  std::array<Cost, 3> mean, worst;
+  Cost mean, worst;
   const auto rows = sizes();
   for (std::size_t row = 0; row <= rows.size(); ++row) {
-    std::array<Cost, 3> cost;
-    for (std::size_t i = 0; i < 3; ++i) {
-      cost[i] = grown[i].cost[row];
-      if (row == rows.size()) continue;
-      mean[i].resident += cost[i].resident / static_cast<double>(rows.size());
-      mean[i].accounted += cost[i].accounted / static_cast<double>(rows.size());
-      worst[i].resident = std::max(worst[i].resident, cost[i].resident);
-      worst[i].accounted = std::max(worst[i].accounted, cost[i].accounted);
-    }
-    print(row < rows.size() ? fmt::format("{}", rows[row]) : "swept", cost[0], cost[1], cost[2]);
+    const Cost cost = grown.cost[row];
+    print(row < rows.size() ? fmt::format("{}", rows[row]) : "swept", cost);
+    if (row == rows.size()) continue;
+    mean.resident += cost.resident / static_cast<double>(rows.size());
+    mean.accounted += cost.accounted / static_cast<double>(rows.size());
+    worst.resident = std::max(worst.resident, cost.resident);
+    worst.accounted = std::max(worst.accounted, cost.accounted);
   }
-  print("mean", mean[0], mean[1], mean[2]);
-  print("worst", worst[0], worst[1], worst[2]);
+  print("mean", mean);
+  print("worst", worst);
+}
 
-  fmt::print("\nBytes a key, interval, at half the rate for a whole retention\n\n");
-  fmt::print("{:>10} | {:>10} {:>13} {:>7} {:>7}\n", "capacity", "keys", "intervals/key", "RSS", "own");
-  for (const auto& [capacity, keys] : {std::pair{10, 200'000}, {100, 100'000}, {1000, 30'000}}) {
-    const Cost cost = half_rate(capacity, static_cast<std::uint64_t>(keys));
-    fmt::print("{:>10} | {:>10} {:>13.1f} {:>7.1f} {:>7.1f}\n", capacity, keys, cost.intervals, cost.resident,
-               cost.accounted);
+// ---- keys in the order of their hashes ----
+
+// What copies and handovers bring: nanoseconds per key, and what is evicted in a table that has room for all.
+void orders() {
+  constexpr std::uint64_t kCount = 1'000'000;
+  const std::array<std::pair<const char*, std::uint64_t (*)(std::uint64_t)>, 6> by{
+      {{"random", [](std::uint64_t) { return std::uint64_t{0}; }},
+       {"ascending", [](std::uint64_t hash) { return hash; }},
+       {"descending", [](std::uint64_t hash) { return ~hash; }},
+       {"by the 64 segments of a replica", [](std::uint64_t hash) { return hash >> 58; }},
+       {"as a replica's sweep tells them", [](std::uint64_t hash) { return hash >> 58 << 32 | (~hash & 0xffffffff); }},
+       {"as another table's walk tells them",
+        [](std::uint64_t hash) { return hash >> 54 << 32 | (hash & 0xffffffff); }}}};
+  fmt::print("\nA million keys into an empty table with room for 2 % more, median of 5 interleaved runs\n\n");
+  fmt::print("{:<36} {:>8} {:>8} {:>8}\n", "order", "ns/key", "evicted", "bytes");
+  std::array<std::vector<KeyHash>, 6> keys;
+  for (std::size_t i = 0; i < by.size(); ++i) {
+    for (std::uint64_t key = 0; key < kCount; ++key) keys[i].push_back(key_of(key));
+    std::stable_sort(keys[i].begin(), keys[i].end(),
+                     [&](KeyHash a, KeyHash b) { return by[i].second(a.v) < by[i].second(b.v); });
+  }
+  std::array<std::vector<double>, 6> ns;
+  std::array<TableStats, 6> stats{};
+  for (int round = 0; round < 5; ++round)
+    for (std::size_t i = 0; i < by.size(); ++i) {
+      Arena arena;
+      Table table(arena);
+      const auto generation = table.open(static_cast<std::int64_t>(kCount) / 50 * 51, 0);
+      const Terms terms{{{5}, {3600 * kSecond.v}}, 0, {}, {}};
+      const auto start = Clock::now();
+      for (const KeyHash key : keys[i]) table.set_level(generation, terms, key, kBase + kSecond, false, kBase);
+      ns[i].push_back(static_cast<double>(elapsed(start)) / static_cast<double>(kCount));
+      stats[i] = table.stats();
+    }
+  for (std::size_t i = 0; i < by.size(); ++i) {
+    std::sort(ns[i].begin(), ns[i].end());
+    fmt::print("{:<36} {:>8.0f} {:>8} {:>8.1f}\n", by[i].first, ns[i][2], stats[i].evicted_keys,
+               static_cast<double>(stats[i].memory_bytes) / static_cast<double>(stats[i].keys));
   }
 }
 
@@ -219,9 +224,8 @@ std::vector<KeyHash> uniform(std::uint64_t keys) {
 }
 
 // The nanoseconds of one decision, over all of `asked`; with `ahead`, the line of a key is fetched so many keys before.
-template <class Cell>
-double time_decisions(Bench<Cell>& bench, const std::vector<KeyHash>& asked, bool admitted, std::size_t ahead,
-                      Nanos& now, Nanos step) {
+double time_decisions(Bench& bench, const std::vector<KeyHash>& asked, bool admitted, std::size_t ahead, Nanos& now,
+                      Nanos step) {
   std::size_t unexpected = 0;
   const auto start = Clock::now();
   for (std::size_t i = 0; i < asked.size(); ++i, now = now + step) {
@@ -259,7 +263,6 @@ class Row {
   std::string name_;
 };
 
-template <class Cell>
 class Decisions : public Row {
  public:
   Decisions(const std::string& name, bool admitted)
@@ -281,38 +284,55 @@ class Decisions : public Row {
     return admitted ? Policy{{std::int64_t{1} << 40}, {1000}} : Policy{{1}, {3600 * kSecond.v}};
   }
   const bool admitted_;
-  std::array<Bench<Cell>, 3> bench_{Bench<Cell>(policy(admitted_)), Bench<Cell>(policy(admitted_)),
-                                    Bench<Cell>(policy(admitted_))};
+  std::array<Bench, 3> bench_{Bench(policy(admitted_)), Bench(policy(admitted_)), Bench(policy(admitted_))};
 };
 
-// Sets at their cap of 32 intervals, one more with each birth.
-class ManyIntervals : public Row {
+// Batches of 100 questions to one limiter, as a protocol in C++ puts them: found by name, decided, counted, and what
+// remains computed.
+class Batches : public Row {
  public:
-  ManyIntervals() : Row("interval, admitted at half the rate") {}
+  Batches() : Row("registry, batches of 100, admitted") {
+    LimiterOptions options;
+    options.max_keys = kMaxKeys;
+    for (std::size_t i = 0; i < kKeyCounts.size(); ++i) {
+      registry_.put(fmt::format("limiter {}", i), {i + 1}, {{std::int64_t{1} << 40}, {1000}}, options, kBase);
+      const Registry::Ref ref = registry_.find({i + 1});
+      for (std::uint64_t key = 0; key < kKeyCounts[i]; ++key) Registry::decide(ref, key_of(key), {1}, kBase, 0);
+    }
+  }
   void measure() override {
-    for (std::size_t i = 0; i < bench_.size(); ++i) {
-      std::vector<KeyHash> asked(kAsked / 4);
-      for (std::size_t n = 0; n < asked.size(); ++n) asked[n] = key_of(n % kKeyCounts[i]);
-      const Nanos step{2 * kSecond.v / static_cast<std::int64_t>(kKeyCounts[i])};
-      ns_[i].push_back(time_decisions(bench_[i], asked, true, 0, now_[i], step));
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      const std::size_t of = std::min(i, kKeyCounts.size() - 1);
+      const std::vector<KeyHash> asked = uniform(kKeyCounts[of]);
+      std::int64_t remaining = 0;
+      const auto start = Clock::now();
+      for (std::size_t at = 0; at + 100 <= kAsked; at += 100) {
+        const Registry::Ref ref = registry_.find({of + 1});
+        if (i != of)
+          for (std::size_t n = 0; n < 100; ++n) ref.limiter->table().prefetch(asked[at + n]);
+        Asker asker(ref, 0);
+        for (std::size_t n = 0; n < 100; ++n) {
+          const Answered answered = asker.ask(asked[at + n], {1}, kBase);
+          if (!answered.allowed) std::abort();
+          remaining += answered.remaining(kBase).v;
+        }
+      }
+      ns_[i].push_back(static_cast<double>(elapsed(start)) / static_cast<double>(kAsked / 100 * 100));
+      if (remaining == 0) std::abort();
     }
   }
 
  private:
-  std::array<Bench<IntervalCell>, 2> bench_{Bench<IntervalCell>({{1000}, kSecond}),
-                                            Bench<IntervalCell>({{1000}, kSecond})};
-  std::array<Nanos, 2> now_{kBase, kBase};
+  Registry registry_{2};
 };
 
 void speed() {
   fmt::print("\nNanoseconds a decision, one thread, median of {} interleaved runs of {} decisions\n\n", kRounds,
              kAsked);
   std::vector<std::unique_ptr<Row>> rows;
-  rows.push_back(std::make_unique<Decisions<TatCell>>("local", true));
-  rows.push_back(std::make_unique<Decisions<TatCell>>("local", false));
-  rows.push_back(std::make_unique<Decisions<IntervalCell>>("interval", true));
-  rows.push_back(std::make_unique<Decisions<IntervalCell>>("interval", false));
-  rows.push_back(std::make_unique<ManyIntervals>());
+  rows.push_back(std::make_unique<Decisions>("table", true));
+  rows.push_back(std::make_unique<Decisions>("table", false));
+  rows.push_back(std::make_unique<Batches>());
   for (int round = 0; round < kRounds; ++round)
     for (const auto& row : rows) row->measure();
   fmt::print("{:<34} {:>14} {:>14} {:>14} {:>14}\n", "", "one key", "1k keys", "1M keys", "1M, prefetched");
@@ -379,26 +399,22 @@ struct Timer {
   }
 };
 
-template <class Cell>
 void growing(Timer& timer) {
-  Bench<Cell> bench({{5}, {3600 * kSecond.v}});
+  Bench bench({{5}, {3600 * kSecond.v}});
   for (std::uint64_t key = 0; key < kGrown; ++key) timer([&] { bench.decide(key_of(key), kBase); });
   if (bench.table.stats().keys != static_cast<std::int64_t>(kGrown)) std::abort();
 }
 
 // Every key is dead at once. One thread sweeps as weir's sweeper does, 4 segments a millisecond, until it has come
 // round; this one decides meanwhile, half of it on keys that return and half on new ones.
-template <class Cell, int kBirths>
 void expiring(Timer& timer) {
   const Policy policy{{5}, kSecond};
-  Bench<Cell> bench(policy);
-  Nanos now = kBase;
-  for (int birth = 0; birth < kBirths; ++birth, now = now + kSecond + kSecond)
-    for (std::uint64_t key = 0; key < kExpiring; ++key) bench.decide(key_of(key), now);
-  now = now + Tokens{4} * policy.span();
+  Bench bench(policy);
+  for (std::uint64_t key = 0; key < kExpiring; ++key) bench.decide(key_of(key), kBase);
+  const Nanos now = kBase + Tokens{4} * policy.span();
   std::atomic<bool> swept{false};
   std::thread sweeper([&] {
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     while (!bench.sweep(now, cursor, 4)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     swept = true;
   });
@@ -410,9 +426,8 @@ void expiring(Timer& timer) {
   sweeper.join();
 }
 
-template <class Cell>
 void quiet(Timer& timer) {
-  Bench<Cell> bench({{std::int64_t{1} << 40}, {1000}});
+  Bench bench({{std::int64_t{1} << 40}, {1000}});
   for (std::uint64_t key = 0; key < kExpiring; ++key) bench.decide(key_of(key), kBase);
   std::mt19937_64 rng(3);
   for (std::uint64_t i = 0; i < kGrown; ++i) {
@@ -432,15 +447,10 @@ void latency() {
   fmt::print("second run on the thread's processor clock: without the times when the thread had to wait its turn.\n\n");
   fmt::print("{:<38} {:>9} {:>8} {:>8} {:>8} {:>10} {:>10}\n", "", "decisions", "p50", "p99", "p99.9", "max",
              "max CPU");
-  const std::array<std::pair<const char*, void (*)(Timer&)>, 8> scenes{
-      {{"nothing", nothing},
-       {"local, 1M keys, quiet", quiet<TatCell>},
-       {"interval, 1M keys, quiet", quiet<IntervalCell>},
-       {"local, growing from 0 to 5M keys", growing<TatCell>},
-       {"interval, growing from 0 to 5M keys", growing<IntervalCell>},
-       {"local, a million expire", expiring<TatCell, 1>},
-       {"interval of 1, a million expire", expiring<IntervalCell, 1>},
-       {"interval of 4, a million expire", expiring<IntervalCell, 4>}}};
+  const std::array<std::pair<const char*, void (*)(Timer&)>, 4> scenes{{{"nothing", nothing},
+                                                                        {"1M keys, quiet", quiet},
+                                                                        {"growing from 0 to 5M keys", growing},
+                                                                        {"a million expire", expiring}}};
   for (const auto& [name, scene] : scenes) {
     Timer wall{CLOCK_MONOTONIC, {}}, cpu{CLOCK_THREAD_CPUTIME_ID, {}};
     scene(wall);
@@ -482,11 +492,11 @@ void print_machine(int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  const std::array<std::pair<std::string_view, void (*)()>, 3> parts{
-      {{"memory", memory}, {"speed", speed}, {"latency", latency}}};
+  const std::array<std::pair<std::string_view, void (*)()>, 4> parts{
+      {{"memory", memory}, {"speed", speed}, {"orders", orders}, {"latency", latency}}};
   for (int i = 1; i < argc; ++i)
     if (std::none_of(parts.begin(), parts.end(), [&](const auto& part) { return part.first == argv[i]; })) {
-      fmt::print(stderr, "usage: table_bench [memory|speed|latency]...\n");
+      fmt::print(stderr, "usage: table_bench [memory|speed|orders|latency]...\n");
       return 2;
     }
   print_machine(argc, argv);

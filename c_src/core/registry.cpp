@@ -8,7 +8,7 @@ namespace weir {
 // ---- Limiter ----
 
 Limiter::Limiter(Arena& arena, unsigned stripes, Replication& replication)
-    : table_(arena), replication_(replication), stripes_(stripes), counters_(new Stripe[stripes]) {}
+    : stripes_(stripes), table_(arena), replication_(replication), counters_(new Stripe[stripes]) {}
 
 // A sequence lock without fences: loads that acquire stay before the second look at the sequence, and stores that
 // release stay behind the odd one.
@@ -55,81 +55,56 @@ Counts Limiter::counts() const noexcept {
 
 // ---- finding ----
 
-Registry::Registry(unsigned stripes)
-    : replication_(stripes),
-      stripes_(stripes),
-      names_(std::make_unique<Slots>()),
-      aliases_(std::make_unique<Slots>()),
-      numbers_(std::make_unique<Slots>()) {}
+Registry::Registry(unsigned stripes) : replication_(stripes), stripes_(stripes) {}
 
 Registry::~Registry() = default;
 
-// A probe that ends at an empty slot while the slots are being rebuilt proves nothing and is repeated.
-template <class Is>
-Registry::Ref Registry::probe(const Slots& slots, std::uint64_t hash, Is is) const noexcept {
-  for (;;) {
-    const std::uint32_t version = slots_version_.load(std::memory_order_acquire);
-    for (std::size_t i = slot_of(hash);; i = (i + 1) % slots.size()) {
-      Limiter* limiter = slots[i].load(std::memory_order_acquire);
-      if (limiter == nullptr) break;
-      // The generation before the name: if the name is still this one, so was the generation.
-      const std::uint64_t generation = limiter->table_.generation();
-      if (is(*limiter)) return {limiter, generation};
-    }
-    if ((version & 1) == 0 && slots_version_.load(std::memory_order_relaxed) == version) return {};
-    spin_pause();
-  }
-}
-
 Registry::Ref Registry::find(KeyHash name) const noexcept {
-  return probe(*names_, name.v,
-               [&](const Limiter& limiter) { return limiter.name_hash_.load(std::memory_order_acquire) == name.v; });
-}
-
-Registry::Ref Registry::find_alias(std::uint64_t alias) const noexcept {
-  return probe(*aliases_, alias,
-               [&](const Limiter& limiter) { return limiter.alias_.load(std::memory_order_acquire) == alias; });
+  return found(LimiterIndex::Kind::name, name.v, &Limiter::name_hash_);
 }
 
 Registry::Ref Registry::find_number(LimiterId number) const noexcept {
-  return probe(*numbers_, number.v,
-               [&](const Limiter& limiter) { return limiter.number_.load(std::memory_order_acquire) == number.v; });
+  return found(LimiterIndex::Kind::number, number.v, &Limiter::number_);
 }
 
-void Registry::add(Slots& slots, std::uint64_t hash, Limiter* limiter) noexcept {
-  std::size_t i = slot_of(hash);
-  while (slots[i].load(std::memory_order_relaxed) != nullptr) i = (i + 1) % slots.size();
-  slots[i].store(limiter, std::memory_order_release);
-}
-
-// Deleting from linear probing would leave holes; limiters are deleted seldom, so all is laid out anew.
-void Registry::rebuild_slots() noexcept {
-  slots_version_.fetch_add(1, std::memory_order_acq_rel);
-  for (Slots* slots : {names_.get(), aliases_.get(), numbers_.get()})
-    for (auto& slot : *slots) slot.store(nullptr, std::memory_order_release);
-  for (const auto& limiter : limiters_) {
-    if (limiter->phase_ != Limiter::Phase::open) continue;
-    add(*names_, limiter->name_hash_.load(std::memory_order_relaxed), limiter.get());
-    if (const std::uint64_t alias = limiter->alias_.load(std::memory_order_relaxed); alias != 0)
-      add(*aliases_, alias, limiter.get());
-    if (const std::uint32_t number = limiter->number_.load(std::memory_order_relaxed); number != 0)
-      add(*numbers_, number, limiter.get());
-  }
-  slots_version_.fetch_add(1, std::memory_order_acq_rel);
+// REQUIRES: the mutex.
+void Registry::add(LimiterIndex::Kind kind, std::uint64_t key, Limiter* limiter) {
+  using Kind = LimiterIndex::Kind;
+  const std::size_t entries = named_ + transient_ + aliases_ + numbers_;
+  index_.add(kind, key, limiter, entries, [&](auto put) {
+    for (const auto& each : limiters_) {
+      if (each->phase_ != Limiter::Phase::open) continue;
+      const auto put_if = [&](Kind of, std::uint64_t name) {
+        if (name != 0 && !(of == kind && each.get() == limiter)) put(of, name, each.get());
+      };
+      put_if(Kind::name, each->name_hash_.load(std::memory_order_relaxed));
+      put_if(Kind::alias, each->alias_.load(std::memory_order_relaxed));
+      put_if(Kind::number, each->number_.load(std::memory_order_relaxed));
+    }
+  });
 }
 
 // ---- changing ----
 
 Limiter* Registry::take_free() {
-  for (const auto& limiter : limiters_)
-    if (limiter->phase_ == Limiter::Phase::free) return limiter.get();
-  if (limiters_.size() == kMaxLimiters) return nullptr;
-  limiters_.push_back(std::make_unique<Limiter>(arena_, stripes_, replication_));
-  return limiters_.back().get();
+  if (free_.empty()) {
+    // Room for all of them, so that giving one back can't fail.
+    free_.reserve(limiters_.size() + 1);
+    limiters_.push_back(std::make_unique<Limiter>(arena_, stripes_, replication_));
+    free_.push_back(limiters_.back().get());
+  }
+  return free_.back();
 }
 
 Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& policy, const LimiterOptions& options,
                             Nanos now) {
+  // Somebody who makes and deletes limiters faster than they are swept pays for it.
+  if (closing_count_.load(std::memory_order_relaxed) > kClosingMost) {
+    if (const std::unique_lock turn(turn_, std::try_to_lock); turn) {
+      unsigned segments = 4;
+      close_some(segments);
+    }
+  }
   const std::lock_guard lock(mutex_);
   if (const Ref found = find(hash)) {
     Limiter& limiter = *found.limiter;
@@ -144,26 +119,40 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
     limiter.converting_ = true;
     limiter.convert_cursor_ = 0;
     limiter.set_terms({policy, terms.version + 1, terms.policy, now});
+    // Births may matter for longer now.
+    if (limiter.carry_until() > now) limiter.carry_until_.store(carried_until(policy).v, std::memory_order_relaxed);
     return Put::changed;
   }
   if (options.number.v != 0 && find_number(options.number)) return Put::same_number;
-  Limiter* limiter = take_free();
-  if (limiter == nullptr) return Put::too_many;
+  unsigned& open = options.transient ? transient_ : named_;
+  if (open == (options.transient ? kMaxTransient : kMaxLimiters)) return Put::too_many;
+  Limiter* const limiter = take_free();
   limiter->name_ = name;
   limiter->options_ = options;
   limiter->handles_ = 0;
   limiter->converting_ = false;
   limiter->sweep_cursor_ = 0;
+  limiter->carry_until_.store(0, std::memory_order_relaxed);
+  for (auto& range : limiter->dropped_) range.store(0, std::memory_order_relaxed);
   for (unsigned s = 0; s < stripes_; ++s)
     for (auto& counter : limiter->counters_[s].of) counter.store(0, std::memory_order_relaxed);
   limiter->set_flags(options);
   limiter->set_terms({policy, limiter->terms().version, policy, now});
   limiter->table_.open(options.max_keys, limiter->terms().version);
-  limiter->name_hash_.store(hash.v, std::memory_order_release);
-  limiter->number_.store(options.number.v, std::memory_order_release);
+  free_.pop_back();
+  ++open;
+  numbers_ += options.number.v != 0 ? 1 : 0;
   limiter->phase_ = Limiter::Phase::open;
-  add(*names_, hash.v, limiter);
-  if (options.number.v != 0) add(*numbers_, options.number.v, limiter);
+  // Nobody finds it by these until it is in the index.
+  limiter->number_.store(options.number.v, std::memory_order_release);
+  limiter->name_hash_.store(hash.v, std::memory_order_release);
+  try {
+    add(LimiterIndex::Kind::name, hash.v, limiter);
+    if (options.number.v != 0) add(LimiterIndex::Kind::number, options.number.v, limiter);
+  } catch (...) {
+    begin_remove(*limiter);
+    throw;
+  }
   return Put::created;
 }
 
@@ -171,43 +160,62 @@ bool Registry::set_alias(KeyHash name, std::uint64_t alias) {
   const std::lock_guard lock(mutex_);
   const Ref found = find(name);
   if (!found || alias == 0) return false;
-  if (found.limiter->alias_.exchange(alias, std::memory_order_acq_rel) != alias) add(*aliases_, alias, found.limiter);
+  const std::uint64_t had = found.limiter->alias_.load(std::memory_order_relaxed);
+  if (had == alias) return true;
+  add(LimiterIndex::Kind::alias, alias, found.limiter);
+  found.limiter->alias_.store(alias, std::memory_order_release);
+  aliases_ += had == 0 ? 1 : 0;
   return true;
 }
 
 bool Registry::convert(KeyHash name, unsigned segments) {
+  Ref found;
+  Terms terms;
+  Table::Cursor cursor;
+  {
+    const std::lock_guard lock(mutex_);
+    found = find(name);
+    if (!found || !found.limiter->converting_) return true;
+    terms = found.limiter->terms();
+    cursor = found.limiter->convert_cursor_;
+  }
+  const bool done = found.limiter->table_.convert(found.generation, terms, cursor, segments);
   const std::lock_guard lock(mutex_);
-  const Ref found = find(name);
-  if (!found || !found.limiter->converting_) return true;
   Limiter& limiter = *found.limiter;
-  if (!limiter.table_.convert(found.generation, limiter.terms(), limiter.convert_cursor_, segments)) return false;
-  limiter.converting_ = false;
-  return true;
+  // Somebody else may have come further, or the limiter is another one by now.
+  if (limiter.table_.generation() != found.generation || limiter.terms().version != terms.version) return true;
+  limiter.convert_cursor_ = std::max(limiter.convert_cursor_, cursor);
+  if (done) limiter.converting_ = false;
+  return !limiter.converting_;
 }
 
-// Names first, then the table: who still finds a name finds a generation that the table no longer has.
+// Names first, then the table: a thread that still finds a name finds a generation that the table no longer has.
 void Registry::begin_remove(Limiter& limiter) noexcept {
+  (limiter.options_.transient ? transient_ : named_) -= 1;
+  aliases_ -= limiter.alias_.load(std::memory_order_relaxed) != 0 ? 1 : 0;
+  numbers_ -= limiter.number_.load(std::memory_order_relaxed) != 0 ? 1 : 0;
   limiter.phase_ = Limiter::Phase::closing;
   limiter.name_hash_.store(0, std::memory_order_release);
   limiter.alias_.store(0, std::memory_order_release);
   limiter.number_.store(0, std::memory_order_release);
   limiter.table_.begin_close();
+  limiter.closes_next_ = nullptr;
+  (closing_ == nullptr ? closing_ : closing_last_->closes_next_) = &limiter;
+  closing_last_ = &limiter;
+  closing_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Registry::remove(KeyHash name) {
   const std::lock_guard lock(mutex_);
   const Ref found = find(name);
-  if (!found) return false;
-  begin_remove(*found.limiter);
-  rebuild_slots();
-  return true;
+  if (found) begin_remove(*found.limiter);
+  return static_cast<bool>(found);
 }
 
 void Registry::remove_all() {
   const std::lock_guard lock(mutex_);
   for (const auto& limiter : limiters_)
     if (limiter->phase_ == Limiter::Phase::open) begin_remove(*limiter);
-  rebuild_slots();
 }
 
 bool Registry::retain(Ref ref) noexcept {
@@ -222,94 +230,173 @@ void Registry::release(Ref ref) noexcept {
   if (ref.limiter->table_.generation() == ref.generation) --ref.limiter->handles_;
 }
 
-bool Registry::maintain(Nanos now, unsigned segments) {
-  const std::lock_guard lock(mutex_);
-  for (; maintain_next_ < limiters_.size(); ++maintain_next_) {
-    Limiter& limiter = *limiters_[maintain_next_];
-    if (segments == 0) return false;
-    if (limiter.phase_ == Limiter::Phase::closing) {
-      if (!limiter.table_.close_some(segments)) return false;
-      limiter.phase_ = Limiter::Phase::free;
-      --segments;
-    } else if (limiter.phase_ == Limiter::Phase::open) {
-      const Terms terms = limiter.terms();
-      const std::uint64_t generation = limiter.table_.generation();
-      if (limiter.converting_) {
-        if (!limiter.table_.convert(generation, terms, limiter.convert_cursor_, segments)) return false;
-        limiter.converting_ = false;
-      }
-      if (!limiter.table_.sweep(generation, terms, now, limiter.sweep_cursor_, segments)) return false;
-      limiter.sweep_cursor_ = 0;
-      --segments;
-      if (limiter.options_.transient && limiter.handles_ == 0 && limiter.table_.stats().keys == 0) {
-        begin_remove(limiter);
-        rebuild_slots();
-      }
+// ---- maintaining ----
+
+// Closes tables that were removed, the oldest first; true when all are. REQUIRES: the turn.
+bool Registry::close_some(unsigned& segments) {
+  for (;;) {
+    Limiter* limiter;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closing_ == nullptr) return true;
+      limiter = closing_;
     }
+    if (segments == 0 || !limiter->table_.close_some(segments)) return false;
+    --segments;
+    const std::lock_guard lock(mutex_);
+    closing_ = limiter->closes_next_;
+    closing_count_.fetch_sub(1, std::memory_order_relaxed);
+    limiter->phase_ = Limiter::Phase::free;
+    free_.push_back(limiter);
   }
-  maintain_next_ = 0;
+}
+
+// False when it is to be gone on with. REQUIRES: the turn.
+bool Registry::maintain_one(Limiter& limiter, Nanos now, unsigned& segments) {
+  Ref ref{&limiter, 0};
+  Terms terms;
+  bool converting;
+  Table::Cursor convert_cursor, sweep_cursor;
+  {
+    const std::lock_guard lock(mutex_);
+    if (limiter.phase_ != Limiter::Phase::open) return true;
+    ref.generation = limiter.table_.generation();
+    terms = limiter.terms();
+    converting = limiter.converting_;
+    convert_cursor = limiter.convert_cursor_;
+    sweep_cursor = limiter.sweep_cursor_;
+    carried_seen_ = std::max(carried_seen_, limiter.carry_until());
+  }
+  if (segments == 0) return false;
+  bool converted = !converting || limiter.table_.convert(ref.generation, terms, convert_cursor, segments);
+  const bool swept = converted && limiter.table_.sweep(ref.generation, terms, now, sweep_cursor, segments);
+  const std::lock_guard lock(mutex_);
+  if (limiter.phase_ != Limiter::Phase::open || limiter.table_.generation() != ref.generation) return true;
+  if (limiter.terms().version == terms.version) {
+    limiter.convert_cursor_ = std::max(limiter.convert_cursor_, convert_cursor);
+    if (converting && converted) limiter.converting_ = false;
+  }
+  limiter.sweep_cursor_ = swept ? 0 : sweep_cursor;
+  if (!swept) return false;
+  --segments;
+  if (limiter.options_.transient && limiter.handles_ == 0 && limiter.table_.stats().keys == 0) begin_remove(limiter);
   return true;
 }
 
+bool Registry::maintain(Nanos now, unsigned segments) {
+  const std::lock_guard turn(turn_);
+  if (!close_some(segments)) return false;
+  for (;; ++maintain_next_) {
+    Limiter* limiter = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (maintain_next_ == 0) carried_seen_ = {0};
+      if (maintain_next_ < limiters_.size()) limiter = limiters_[maintain_next_].get();
+      if (limiter == nullptr) {
+        if (carried_seen_ <= now) carried_until_.store(0, std::memory_order_relaxed);
+        maintain_next_ = 0;
+        return closing_ == nullptr;
+      }
+    }
+    if (!maintain_one(*limiter, now, segments)) return false;
+  }
+}
+
 std::vector<Registry::Listed> Registry::list() const {
-  const std::lock_guard lock(mutex_);
   std::vector<Listed> listed;
+  for (std::size_t next = 0;;) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t end = std::min(limiters_.size(), next + kListedAtOnce);
+    for (; next < end; ++next) {
+      const Limiter& limiter = *limiters_[next];
+      if (limiter.phase_ == Limiter::Phase::open)
+        listed.push_back(
+            {limiter.name_, limiter.terms().policy, limiter.options_, limiter.counts(), limiter.table_.stats()});
+    }
+    if (next == limiters_.size()) return listed;
+  }
+}
+
+bool Registry::empty() const {
+  const std::lock_guard lock(mutex_);
+  return named_ + transient_ == 0;
+}
+
+std::vector<Registry::Ref> Registry::replicated(bool owned) const {
+  std::vector<Ref> refs;
+  const std::lock_guard lock(mutex_);
   for (const auto& limiter : limiters_)
-    if (limiter->phase_ == Limiter::Phase::open)
-      listed.push_back(
-          {limiter->name_, limiter->terms().policy, limiter->options_, limiter->counts(), limiter->table_.stats()});
-  return listed;
+    if (limiter->phase_ == Limiter::Phase::open && limiter->replicated() && limiter->owned() == owned)
+      refs.push_back({limiter.get(), limiter->table_.generation()});
+  return refs;
+}
+
+void Registry::drop_all() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& limiter : limiters_)
+      if (limiter->phase_ == Limiter::Phase::open && limiter->replicated())
+        for (auto& range : limiter->dropped_) range.store(UINT64_MAX, std::memory_order_relaxed);
+  }
+  replication_.births.overflow();
 }
 
 // ---- deciding ----
 
 namespace {
 
-// In how long who is denied by the smaller side of a partition may ask again.
+// In how long a caller that is denied by the smaller side of a partition may ask again.
 constexpr Nanos kHalted{1'000'000'000};
-
-// The decision, and of which kind it is. `terms` are read again when they turn out to be stale.
-Limiter::Kind decide_as(Registry::Ref ref, Terms& terms, KeyHash key, Tokens hits, Nanos now, Decision& decision,
-                        unsigned stripe) noexcept {
-  Limiter& limiter = *ref.limiter;
-  Status status = Status::stale;
-  if (limiter.halted()) [[unlikely]] {
-    status = Status::ok;
-    decision = {false, {0}, {0}, kHalted};
-  }
-  try {
-    while (status == Status::stale) {
-      status = limiter.table().decide(ref.generation, terms, key, hits, now, decision);
-      if (status == Status::stale) terms = limiter.terms();
-    }
-    if (status == Status::ok && decision.allowed) limiter.tell(stripe, key, hits, now, now + decision.reset);
-  } catch (const std::bad_alloc&) {
-    status = Status::gone;
-  }
-  if (status != Status::ok) {
-    decision = {!limiter.deny_on_error(), {0}, {0}, {limiter.deny_on_error() ? 1 : 0}};
-    return Limiter::kFailed;
-  }
-  if (decision.allowed) return Limiter::kAllowed;
-  if (!limiter.shadow()) return Limiter::kDenied;
-  decision.allowed = true;
-  decision.retry = {0};
-  return Limiter::kShadowDenied;
-}
+// As long as so many tokens per node are left, it is soon enough if the replica hears of a birth in a millisecond: a
+// node can't admit as many in that time.
+constexpr double kFar = 1024;
 
 }  // namespace
 
-Decision Registry::decide(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
-  Decision decision;
-  Terms terms = ref.limiter->terms();
-  ref.limiter->count(decide_as(ref, terms, key, hits, now, decision, stripe), stripe, 1);
-  return decision;
+Nanos Answered::retry(Tokens hits, Nanos now) const noexcept {
+  if (allowed) return {0};
+  if (reason == Reason::error) return {1};
+  if (reason == Reason::partition) return kHalted;
+  return Tat(tat).denied(policy, hits, now).retry;
 }
 
-Decision Asker::decide(KeyHash key, Tokens hits, Nanos now) noexcept {
-  Decision decision;
-  ++counts_[decide_as(ref_, terms_, key, hits, now, decision, stripe_)];
-  return decision;
+void Limiter::tell(unsigned stripe, KeyHash key, Tokens hits, Nanos now, const Policy& policy, Nanos tat) noexcept {
+  if (!replication_.births.open()) return;
+  const double left = static_cast<double>((policy.span() - (tat - now)).v);
+  const double far = kFar * static_cast<double>(replication_.nodes.load(std::memory_order_relaxed)) *
+                     static_cast<double>(hits.v) * static_cast<double>(policy.interval.v);
+  if (replication_.births.push(stripe, {number(), key, hits, now, tat}, policy.interval, left < far)) return;
+  const std::uint64_t range = key.v >> (64 - kRangeBits);
+  dropped_[range / 64].fetch_or(std::uint64_t{1} << range % 64, std::memory_order_acq_rel);
+  replication_.births.overflow();
+}
+
+// The decision under terms that are read again when they turn out to be stale.
+Answered detail::ask_any(Registry::Ref ref, Limiter::Brief& brief, KeyHash key, Tokens hits, Nanos now,
+                         unsigned stripe) noexcept {
+  Limiter& limiter = *ref.limiter;
+  if (limiter.halted()) {
+    if (limiter.shadow()) return {Answered::Reason::shadow, true, brief.policy, now + brief.policy.span()};
+    return {Answered::Reason::partition, false, brief.policy, {0}};
+  }
+  Ruling ruling{Verdict::unsure, {}};
+  Status status;
+  try {
+    do {
+      const Terms terms = limiter.terms();
+      brief = {terms.policy, terms.version};
+      status = limiter.table().decide(ref.generation, terms, key, hits, now, ruling);
+    } while (status == Status::stale);
+  } catch (const std::bad_alloc&) {
+    status = Status::gone;
+  }
+  if (status != Status::ok) return {Answered::Reason::error, !limiter.deny_on_error(), brief.policy, {0}};
+  if (ruling.verdict == Verdict::admitted) {
+    if (limiter.replicated()) limiter.tell(stripe, key, hits, now, brief.policy, ruling.tat);
+    return {Answered::Reason::ok, true, brief.policy, ruling.tat};
+  }
+  if (limiter.shadow()) return {Answered::Reason::shadow, true, brief.policy, ruling.tat};
+  return {Answered::Reason::limit, false, brief.policy, ruling.tat};
 }
 
 bool Registry::claims(Ref ref, KeyHash key, Tokens hits, Nanos now) noexcept {
@@ -366,13 +453,29 @@ bool Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
   return tells;
 }
 
-Nanos Registry::longest_horizon() const noexcept {
+Nanos Registry::carried_until(const Policy& policy) const noexcept {
+  return carrying_since_ + std::min(carrying_most_, std::max(kCarriedLeast, IntervalSet::horizon(policy)));
+}
+
+void Registry::begin_carrying(Nanos now, Nanos most) {
   const std::lock_guard lock(mutex_);
-  Nanos longest{0};
-  for (const auto& limiter : limiters_)
-    if (limiter->phase_ == Limiter::Phase::open)
-      longest = std::max(longest, IntervalSet::horizon(limiter->terms().policy));
-  return longest;
+  carrying_since_ = now;
+  carrying_most_ = most;
+  Nanos latest{0};
+  for (const auto& limiter : limiters_) {
+    if (limiter->phase_ != Limiter::Phase::open) continue;
+    const Nanos until = carried_until(limiter->terms().policy);
+    limiter->carry_until_.store(until.v, std::memory_order_relaxed);
+    latest = std::max(latest, until);
+  }
+  carried_seen_ = latest;  // a pass of `maintain` may be under way
+  carried_until_.store(latest.v, std::memory_order_relaxed);
+}
+
+void Registry::end_carrying() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& limiter : limiters_) limiter->carry_until_.store(0, std::memory_order_relaxed);
+  carried_until_.store(0, std::memory_order_relaxed);
 }
 
 bool Registry::peek(Ref ref, KeyHash key, Nanos now, Tat& state, Terms& terms) noexcept {

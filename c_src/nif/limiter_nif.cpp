@@ -17,7 +17,9 @@ bool get_name(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& name) noexcep
   return get_bytes(env, term, name) && !name.empty() && name.size() <= Registry::kMaxName;
 }
 
-KeyHash name_hash(std::string_view name) noexcept { return hash_bytes(state->names, KeyType::name, name); }
+KeyHash name_hash(std::string_view name) noexcept {
+  return hash_bytes(state->secrets.get(Secrets::kNames), KeyType::name, name);
+}
 
 ERL_NIF_TERM make_bool(bool value) noexcept { return value ? atoms.true_ : atoms.false_; }
 
@@ -54,7 +56,7 @@ ERL_NIF_TERM put(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
     return enif_make_badarg(env);
   const Policy policy{{capacity}, {interval}};
   options.max_keys = max_keys;
-  if (!policy.valid() || max_keys < 1 || max_keys > Limiter::LocalTable::kMaxKeys) return enif_make_badarg(env);
+  if (!policy.valid() || max_keys < 1 || max_keys > Table::kMaxKeys) return enif_make_badarg(env);
   switch (state->registry.put(name, name_hash(name), policy, options, clock_now())) {
     case Registry::Put::created:
       return atoms.created;
@@ -101,18 +103,19 @@ ERL_NIF_TERM remove_all(ErlNifEnv*, int, const ERL_NIF_TERM[]) {
 }
 
 // For how long keys of some limiter are still carried over.
-Nanos rotation_left(const Secrets& secrets) noexcept {
-  if (secrets.since.v == 0) return {0};
-  const Nanos lasts = std::max(kCarriedLeast, state->registry.longest_horizon());
-  return std::max(Nanos{0}, secrets.since + lasts - clock_now());
+Nanos rotation_left() noexcept {
+  const Nanos until = state->registry.carried_until();
+  return until.v == 0 ? Nanos{0} : std::max(Nanos{0}, until - clock_now());
 }
 
-// Once it is over, questions needn't look at the time any more.
+// What the last rotation left behind is wiped when no limiter needs it any more.
 void end_rotation() {
-  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
-  if (secrets.since.v == 0 || rotation_left(secrets).v > 0) return;
+  if (state->registry.carried_until().v != 0) return;
+  const SipKey before = state->secrets.get(Secrets::kBefore);
+  if (before.k0 == 0 && before.k1 == 0) return;
   const std::lock_guard lock(state->secrets_mutex);
-  if (state->secrets.load(std::memory_order_relaxed) == &secrets) state->set_secrets({secrets.now, {}, {0}});
+  if (state->registry.carried_until().v != 0) return;
+  state->secrets.set(state->secrets.get(Secrets::kNow), {}, state->secrets.get(Secrets::kNames));
 }
 
 // maintain() -> done | more
@@ -165,29 +168,33 @@ bool get_secret(ErlNifEnv* env, ERL_NIF_TERM term, SipKey& secret) noexcept {
 ERL_NIF_TERM set_secret(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   SipKey secret;
   if (!get_secret(env, argv[0], secret)) return enif_make_badarg(env);
-  if (!state->registry.list().empty()) return atoms.busy;
   const std::lock_guard lock(state->secrets_mutex);
-  state->names = secret;
-  state->set_secrets({secret, {}, {0}});
+  if (!state->registry.empty()) return atoms.busy;
+  state->registry.end_carrying();
+  state->secrets.set(secret, {}, secret);
   return atoms.ok;
 }
 
-// rotate_secret(<<16 bytes>>) -> ok | {busy, LeftMs}: one rotation at a time
+// rotate_secret(<<16 bytes>>, MostNs, Force) -> ok | {busy, LeftMs}: levels are carried over for MostNs at most. One
+// rotation at a time, unless it is forced: then what was not carried over yet is forgotten.
 ERL_NIF_TERM rotate_secret(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   SipKey secret;
-  if (!get_secret(env, argv[0], secret)) return enif_make_badarg(env);
+  ErlNifSInt64 most;
+  bool force;
+  if (!get_secret(env, argv[0], secret) || !enif_get_int64(env, argv[1], &most) || most < 0 || most > kSpanMax.v ||
+      !get_bool(argv[2], force))
+    return enif_make_badarg(env);
   const std::lock_guard lock(state->secrets_mutex);
-  const Secrets& secrets = *state->secrets.load(std::memory_order_relaxed);
-  if (const Nanos left = rotation_left(secrets); left.v > 0)
+  if (const Nanos left = rotation_left(); left.v > 0 && !force)
     return enif_make_tuple2(env, atoms.busy, make_ms(env, left));
-  state->set_secrets({secret, secrets.now, clock_now()});
+  // First the secrets: a thread that carries a key by the secret of before finds nothing under it, and goes on.
+  state->secrets.set(secret, state->secrets.get(Secrets::kNow), state->secrets.get(Secrets::kNames));
+  state->registry.begin_carrying(clock_now(), {most});
   return atoms.ok;
 }
 
 // rotation_left() -> milliseconds
-ERL_NIF_TERM rotation_left_ms(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
-  return make_ms(env, rotation_left(*state->secrets.load(std::memory_order_acquire)));
-}
+ERL_NIF_TERM rotation_left_ms(ErlNifEnv* env, int, const ERL_NIF_TERM[]) { return make_ms(env, rotation_left()); }
 
 ERL_NIF_TERM clock_read(ErlNifEnv* env, int, const ERL_NIF_TERM[]) { return enif_make_int64(env, clock_now().v); }
 
@@ -248,7 +255,7 @@ const std::array<ErlNifFunc, 17> limiter_functions = {{
     {"handle", 1, guarded<handle>, 0},
     {"stats", 0, guarded<stats>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"set_secret", 1, guarded<set_secret>, 0},
-    {"rotate_secret", 1, guarded<rotate_secret>, 0},
+    {"rotate_secret", 3, guarded<rotate_secret>, 0},
     {"rotation_left", 0, guarded<rotation_left_ms>, 0},
     {"clock_now", 0, guarded<clock_read>, 0},
     {"clock_tick", 0, guarded<clock_discipline>, 0},

@@ -20,7 +20,7 @@ namespace weir::nif {
 
 namespace {
 
-constexpr int kAbi = 3;
+constexpr int kAbi = 4;
 
 // What load and upgrade return to refuse; the emulator puts the number into its error.
 enum Refused : int { kWrongAbi = 1, kNoMemory = 2, kNoResourceType = 3 };
@@ -35,7 +35,7 @@ int start(ErlNifEnv* env, ERL_NIF_TERM load_info, void* old_state, void** new_st
   clock_start({.fallback = false, .not_before = state == nullptr ? Nanos{0} : state->now()});
   const auto flags = static_cast<ErlNifResourceFlags>(ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
   handle_type = enif_open_resource_type(env, nullptr, "weir_handle", drop_handle, flags, nullptr);
-  if (handle_type == nullptr || !open_replica_type(env, flags)) return kNoResourceType;
+  if (handle_type == nullptr || !open_replica_type(env, flags) || !open_batch_type(env, flags)) return kNoResourceType;
   if (state == nullptr) {
     ErlNifSysInfo system;
     enif_system_info(&system, sizeof(system));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -114,11 +115,13 @@ bool get_items(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<Item>& items) {
   return enif_is_empty_list(env, list);
 }
 
-// {Allowed, Limit, Remaining, ResetMs, RetryMs, Tat}
-ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Decision& decision, Tokens capacity, Nanos now) noexcept {
-  return enif_make_tuple6(env, decision.allowed ? atoms.true_ : atoms.false_, enif_make_int64(env, capacity.v),
-                          enif_make_int64(env, decision.remaining.v), make_ms(env, decision.reset),
-                          make_ms(env, decision.retry), enif_make_int64(env, (now + decision.reset).v));
+// {Allowed, Limit, Remaining, ResetMs, RetryMs, Tat, Reason}
+ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Answered& answered, Tokens hits, Nanos now) noexcept {
+  const Decision decision = answered.decision(hits, now);
+  return enif_make_tuple7(env, decision.allowed ? atoms.true_ : atoms.false_,
+                          enif_make_int64(env, answered.policy.capacity.v), enif_make_int64(env, decision.remaining.v),
+                          make_ms(env, decision.reset), make_ms(env, decision.retry),
+                          enif_make_int64(env, (now + decision.reset).v), make_reason(answered.reason));
 }
 
 // owner_decide([{Number, KeyHash | {KeyHash, Before}, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the
@@ -146,11 +149,11 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
       answers.push_back(enif_make_uint64(env, owners.first + 1));
     } else {
       if (item.before.v != 0) Registry::carry(ref, item.before, item.key, now);
-      const Decision decision = Registry::decide(ref, item.key, item.hits, now, stripe());
-      answers.push_back(make_outcome(env, decision, ref.limiter->terms().policy.capacity, now));
-      births = births || decision.allowed;
-      const WireLevel level{item.number, item.key, now + decision.reset};
-      if (decision.allowed && owners.second != Owners::kNobody && level.valid()) level.append_to(told[owners.second]);
+      const Answered answered = Registry::ask(ref, item.key, item.hits, now, stripe());
+      answers.push_back(make_outcome(env, answered, item.hits, now));
+      births = births || answered.allowed;
+      const WireLevel level{item.number, item.key, now + answered.reset(now)};
+      if (answered.allowed && owners.second != Owners::kNobody && level.valid()) level.append_to(told[owners.second]);
     }
   }
   if (births) wake_reader(env);
@@ -228,9 +231,11 @@ ERL_NIF_TERM levels(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
     return enif_make_badarg(env);
   change.joined = argv[3] == atoms.joined;
   std::vector<std::string> told(change.nodes.size());
-  state->registry.for_each_replicated(true, clock_now(), [&](LimiterId limiter, KeyHash key, Nanos tat) {
-    const WireLevel level{limiter, key, tat};
-    if (level.valid()) change.for_each_to_tell(key, [&](std::size_t place) { level.append_to(told[place]); });
+  state->registry.for_each_replicated(true, clock_now(), [&](LimiterId limiter, std::span<Table::Entry> entries) {
+    for (const Table::Entry& entry : entries) {
+      const WireLevel level{limiter, entry.key, entry.tat};
+      if (level.valid()) change.for_each_to_tell(entry.key, [&](std::size_t place) { level.append_to(told[place]); });
+    }
   });
   return make_told(env, told);
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,12 @@ namespace {
 constexpr std::size_t kLargeFrame = 4096;
 constexpr std::size_t kManyKeys = 1024;
 constexpr std::size_t kLongLog = 16384;
-// Births that one step takes from the tables, about 150 ns each; what is left wakes the reader again.
+// Births that one step takes from the tables, about 50 ns each; what is left wakes the reader again.
 constexpr std::size_t kBirths = 2048;
+// In what time births are looked for again while they come.
+constexpr Nanos kPoll{2'000'000};
+// Keys that one step looks at again after births were lost, some 10 ms.
+constexpr std::size_t kRescanned = 1 << 16;
 constexpr std::size_t kCarries = 256;
 // The share of a time slice that a step on a normal scheduler is accounted as, in percent.
 constexpr int kStepTimeslice = 1;
@@ -52,6 +57,7 @@ struct Machine {
   Nanos last;                  // the time of the last step
   std::vector<Carry> carries;  // taken from the tables, but not yet carried
   bool rescan = false;
+  bool polls = false;  // births may wait that nobody tells of: to be looked for in a moment
 };
 
 // Memory of the resource, which the emulator allocates before there is a machine in it.
@@ -302,52 +308,53 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
   return true;
 }
 
-// What the tables lost on the way to the replica is looked for on a dirty scheduler. (Not where keys have owners: their
-// cells also hold levels that other nodes told, and these would be counted as births of this one.)
+// A node that has nobody to tell keeps no births beside its tables.
+bool has_listeners(const Machine& machine) noexcept { return machine.replica.registered() > 1; }
+
+// What the tables lost on the way to the replica is looked for on a dirty scheduler, where it was lost. (Not where keys
+// have owners: their cells also hold levels that other nodes told, and these would be counted as births of this one.)
 void rescan(Machine& machine, Nanos now) {
-  std::vector<Level> seen;
-  state->registry.for_each_replicated(false, now, [&](LimiterId limiter, KeyHash key, Nanos tat) {
-    seen.push_back({limiter, key, tat});
-  });
-  // Births before the look at the tables are not lost: they come before the comparison.
-  state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
-  // Nor are keys that were carried since: what was seen of them under the hash of before isn't more than is known.
-  const std::vector<Carry> late = state->carries().take(SIZE_MAX);
-  machine.carries.insert(machine.carries.end(), late.begin(), late.end());
   std::set<std::pair<LimiterId, KeyHash>> carried;
-  for (const Carry& carry : machine.carries) {
-    machine.replica.carry(carry, now);
-    carried.emplace(carry.limiter, carry.before);
-  }
-  machine.carries.clear();
-  // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
-  const Nanos later = std::max(now, clock_now());
-  for (const Level& level : seen) {
-    if (!carried.contains({level.limiter, level.key}))
-      machine.replica.catch_up(level.limiter, level.key, level.tat, later);
-  }
+  const bool all =
+      state->registry.for_each_dropped(now, kRescanned, [&](LimiterId limiter, std::span<const Table::Entry> seen) {
+        // Births before the look at the tables are not lost: they come before the comparison.
+        state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
+        // Nor are keys that were carried since: what was seen of them under the hash of before isn't more than is
+        // known.
+        const std::vector<Carry> late = state->carries().take(SIZE_MAX);
+        machine.carries.insert(machine.carries.end(), late.begin(), late.end());
+        for (const Carry& carry : machine.carries) {
+          machine.replica.carry(carry, now);
+          carried.emplace(carry.limiter, carry.before);
+        }
+        machine.carries.clear();
+        // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
+        const Nanos later = std::max(now, clock_now());
+        for (const Table::Entry& entry : seen)
+          if (!carried.contains({limiter, entry.key})) machine.replica.catch_up(limiter, entry.key, entry.tat, later);
+        state->rescanned_keys.fetch_add(seen.size(), std::memory_order_relaxed);
+      });
+  if (all) state->rescans.fetch_add(1, std::memory_order_relaxed);
+  machine.rescan = !all;
 }
 
-// Before a step of the attached replica: the births of the tables.
-void take_births(Machine& machine, Nanos now) {
+// Before a step of the attached replica: the births of the tables; whether there were any.
+bool take_births(Machine& machine, Nanos now) {
   Admissions& births = state->births();
-  births.awake(true);
+  births.awake();
   if (machine.rescan) rescan(machine, now);
-  machine.rescan = false;
   // Of the births that count in a carried level, those that were told come before it.
   if (machine.carries.empty() && !state->carries().empty()) machine.carries = state->carries().take(kCarries);
-  std::size_t taken = 0;
-  births.drain(kBirths, [&](const Admission& birth) {
-    machine.replica.admitted(birth, now);
-    ++taken;
-  });
-  if (taken == kBirths) return;
+  const std::size_t taken = births.drain(
+      kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); }, [](LimiterId, KeyHash) {});
+  if (taken == kBirths) return true;
   for (const Carry& carry : machine.carries) machine.replica.carry(carry, now);
   machine.carries.clear();
+  return taken != 0;
 }
 
 // After it: what others' births have made of the levels.
-void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now) {
+void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now, bool births) {
   for (const Level& level : machine.replica.take_levels()) {
     const Registry::Ref ref = state->registry.find_number(level.limiter);
     if (ref) Registry::set_level(ref, level.key, level.tat, level.exactly, now);
@@ -355,11 +362,15 @@ void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now) {
   Replication& replication = state->registry.replication();
   replication.minority.store(machine.replica.minority(), std::memory_order_relaxed);
   replication.nodes.store(static_cast<std::uint32_t>(machine.replica.live()), std::memory_order_relaxed);
+  // What was admitted until the first other node came is found in the tables.
+  if (has_listeners(machine) && !replication.births.open()) state->registry.drop_all();
+  replication.births.open(has_listeners(machine));
   machine.rescan = replication.births.overflowed() || machine.rescan;
   machine.rescan = replication.carries.overflowed() || machine.rescan;
-  replication.births.awake(false);
   const bool carries = !machine.carries.empty() || !replication.carries.empty();
-  if (machine.rescan || carries || !replication.births.empty()) wake_reader(env);
+  // As long as births come, they are looked for again in a millisecond; then until somebody wakes the reader.
+  machine.polls = births;
+  if (!replication.births.rests(births) || machine.rescan || carries) wake_again(env);
 }
 
 // action(the replica, the time) between the two.
@@ -367,17 +378,17 @@ template <class Action>
 auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) {
   machine.last = std::max(machine.last, now);
   const bool attached = is_attached(machine);
-  if (attached) take_births(machine, machine.last);
+  const bool births = attached && take_births(machine, machine.last);
   auto result = action(machine.replica, machine.last);
-  if (attached) bring_levels(env, machine, machine.last);
+  if (attached) bring_levels(env, machine, machine.last, births);
   return result;
 }
 
-bool long_step(const Event& event, const Machine& machine, bool births) noexcept {
+bool long_step(const Event& event, const Machine& machine) noexcept {
   const Replica& replica = machine.replica;
   if (machine.rescan) return true;
   if (std::holds_alternative<Ask>(event)) return false;
-  if (births && replica.wake() > machine.last) return false;
+  if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
   if (const auto* const arrival = std::get_if<Arrival>(&event)) {
     return arrival->frame.size() > kLargeFrame || is_repair(arrival->frame);
   }
@@ -395,7 +406,7 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   {
     const Locked lock(*machine, dirty);
     if (lock) machine->last = std::max(machine->last, now);
-    if (lock && (dirty || !long_step(event, *machine, argv[1] == atoms.births))) {
+    if (lock && (dirty || !long_step(event, *machine))) {
       machine->effects.clear();
       if (!dirty) enif_consume_timeslice(env, kStepTimeslice);
       return between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
@@ -491,9 +502,11 @@ ERL_NIF_TERM attach(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[])
     state->reader = reader;
   }
   if (before != nullptr) enif_release_resource(before);
-  state->births().open(true);
-  state->births().awake(false);
-  wake_reader(env);
+  // Births that wait for another machine are of another life.
+  if (before != object) state->births().drain(SIZE_MAX, [](const Admission&) {});
+  state->births().open(has_listeners(machine));
+  state->births().awake();
+  wake_again(env);
   return atoms.ok;
 }
 
@@ -517,7 +530,8 @@ ERL_NIF_TERM make_time(ErlNifEnv* env, Nanos time) noexcept {
 }
 
 ERL_NIF_TERM wake(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  return make_time(env, machine.replica.wake());
+  const Nanos due = machine.replica.wake();
+  return make_time(env, machine.polls ? std::min(due, machine.last + kPoll) : due);
 }
 
 ERL_NIF_TERM make_intervals(ErlNifEnv* env, const IntervalSet& set) {
@@ -591,6 +605,13 @@ ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
   return enif_make_tuple2(env, enif_make_int64(env, clock->first.v), enif_make_int64(env, clock->second.v));
 }
 
+// replica_births() -> {DroppedByRings, Rescans, KeysLookedAt}
+ERL_NIF_TERM births(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
+  return enif_make_tuple3(env, enif_make_uint64(env, state->births().dropped()),
+                          enif_make_uint64(env, state->rescans.load(std::memory_order_relaxed)),
+                          enif_make_uint64(env, state->rescanned_keys.load(std::memory_order_relaxed)));
+}
+
 // {Expected, Worst, Exceeded}
 ERL_NIF_TERM make_overshoot(ErlNifEnv* env, const Overshoot& overshoot) {
   return enif_make_tuple3(env, enif_make_int64(env, overshoot.expected.v), enif_make_int64(env, overshoot.worst.v),
@@ -624,7 +645,6 @@ void detach_replica(State& of) noexcept {
     object = of.replica.exchange(nullptr);
   }
   if (object == nullptr) return;
-  of.births().drain(SIZE_MAX, [](const Admission&) {});
   of.carries().clear();
   enif_release_resource(object);
 }
@@ -634,7 +654,7 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 18> replica_functions = {{
+const std::array<ErlNifFunc, 19> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -652,6 +672,7 @@ const std::array<ErlNifFunc, 18> replica_functions = {{
     {"replica_reset", 5, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},
     {"replica_attached", 0, guarded<attached>, 0},
+    {"replica_births", 0, guarded<births>, 0},
     {"replica_detach", 0, guarded<detach>, 0},
 }};
 

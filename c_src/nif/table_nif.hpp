@@ -11,6 +11,8 @@ namespace weir::nif {
 // {Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}
 ERL_NIF_TERM make_table_stats(ErlNifEnv* env, const TableStats& stats);
 
-extern const std::array<ErlNifFunc, 21> table_functions;
+bool open_batch_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept;
+
+extern const std::array<ErlNifFunc, 14> table_functions;
 
 }  // namespace weir::nif

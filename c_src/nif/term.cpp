@@ -18,22 +18,50 @@ void make_atoms(ErlNifEnv* env) noexcept {
   atoms.one = enif_make_int(env, 1);
   atoms.true_ = enif_make_atom(env, "true");
   atoms.false_ = enif_make_atom(env, "false");
+  atoms.long_ = enif_make_atom(env, "long");
 }
 
+State::State(unsigned threads)
+    : id(static_cast<std::uint64_t>(enif_monotonic_time(ERL_NIF_NSEC)) | 1), registry(threads), stripes(threads) {
+  static char name[] = "weir_stripe";
+  if (enif_tsd_key_create(name, &stripe_key) != 0) throw std::bad_alloc();
+}
+
+State::~State() { enif_tsd_key_destroy(stripe_key); }
+
+namespace {
+
+// The key of thread-specific data is the same for all instances of the library, what stands behind it too: a thread
+// never has two stripes, nor two threads one.
+[[gnu::noinline]] unsigned first_stripe() noexcept {
+  const auto mine = reinterpret_cast<std::uintptr_t>(enif_tsd_get(state->stripe_key));
+  if (mine != 0) return static_cast<unsigned>(mine);
+  unsigned taken = state->stripes;
+  if (enif_thread_type() == ERL_NIF_THR_NORMAL_SCHEDULER)
+    taken = std::min(state->stripes, 1 + state->next_stripe.fetch_add(1, std::memory_order_relaxed));
+  enif_tsd_set(state->stripe_key, reinterpret_cast<void*>(static_cast<std::uintptr_t>(taken)));
+  return taken;
+}
+
+}  // namespace
+
 unsigned stripe() noexcept {
-  // The first threads get a set of their own, all later ones share the last.
-  static std::atomic<unsigned> next{0};
-#ifdef __linux__
-  static thread_local unsigned mine __attribute__((tls_model("initial-exec"))) = 0;
-#else
-  static thread_local unsigned mine = 0;
-#endif
-  if (mine == 0) mine = 1 + next.fetch_add(1, std::memory_order_relaxed);
-  return std::min(mine, state->stripes) - 1;
+  // Of this instance of the library, and of the state that it was taken from.
+  struct Mine {
+    std::uint64_t state = 0;
+    unsigned stripe = 0;
+  };
+  static thread_local Mine mine;
+  if (mine.state != state->id) [[unlikely]]
+    mine = {state->id, first_stripe()};
+  return mine.stripe - 1;
 }
 
 void wake_reader(ErlNifEnv* env) noexcept {
-  if (!state->births().wakes()) return;
+  if (state->births().wakes()) wake_again(env);
+}
+
+void wake_again(ErlNifEnv* env) noexcept {
   ErlNifPid reader;
   {
     const std::lock_guard lock(state->attach_mutex);
@@ -156,7 +184,7 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   if (ref) return 0;
   void* object;
   if (std::string_view name; get_bytes(env, term, name)) {
-    ref = state->registry.find(hash_bytes(state->names, KeyType::name, name));
+    ref = state->registry.find(hash_bytes(state->secrets.get(Secrets::kNames), KeyType::name, name));
   } else if (enif_get_resource(env, term, handle_type, &object)) {
     // A handle keeps its limiter, but not beyond the application's stop.
     ref = static_cast<const Handle*>(object)->ref;
@@ -165,16 +193,18 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   return ref ? 0 : atoms.unknown_limiter;
 }
 
-ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept {
-  if (form == Form::external) {
-    std::string_view bytes;
-    if (!get_bytes(env, term, bytes)) return atoms.other_key;
-    if (bytes.size() > kMaxKeyBytes) return atoms.long_key;
-    key = hash_bytes(secret, KeyType::external, bytes);
+ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key,
+                      std::size_t& bytes) noexcept {
+  // First what most keys are.
+  if (ErlNifBinary binary; enif_inspect_binary(env, term, &binary)) [[likely]] {
+    if (binary.size > kMaxKeyBytes) return atoms.long_key;
+    bytes += binary.size;
+    key = hash_bytes(secret, form == Form::external ? KeyType::external : KeyType::binary,
+                     {reinterpret_cast<const char*>(binary.data), binary.size});
     return 0;
   }
+  if (form == Form::external) return atoms.other_key;
   if (enif_is_tuple(env, term)) return hash_tuple(env, term, secret, key);
-  bool too_long = false;
   const bool simple = visit_simple(
       env, term,
       [&](KeyType type, const void* eight) {
@@ -182,25 +212,18 @@ ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey
         return true;
       },
       [&](KeyType type, std::string_view content) {
-        too_long = content.size() > kMaxKeyBytes;
-        if (!too_long) key = hash_bytes(secret, type, content);
+        key = hash_bytes(secret, type, content);
         return true;
       });
-  if (too_long) return atoms.long_key;
   return simple ? 0 : atoms.other_key;
 }
 
-KeyHash hash_before(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref) noexcept {
-  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
-  const Nanos lasts = std::max(kCarriedLeast, IntervalSet::horizon(ref.limiter->terms().policy));
+KeyHash carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key, Nanos now) noexcept {
   KeyHash before;
-  if (secrets.since.v == 0 || clock_now() - secrets.since > lasts) return {};
-  return hash_key(env, term, form, secrets.before, before) == 0 ? before : KeyHash{};
-}
-
-void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key) noexcept {
-  const KeyHash before = hash_before(env, term, form, ref);
-  if (before.v != 0 && Registry::carry(ref, before, key, clock_now())) wake_reader(env);
+  std::size_t bytes = 0;
+  if (hash_key(env, term, form, state->secrets.get(Secrets::kBefore), before, bytes) != 0) return {};
+  if (Registry::carry(ref, before, key, now)) wake_reader(env);
+  return before;
 }
 
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
@@ -217,25 +240,44 @@ ERL_NIF_TERM make_ms(ErlNifEnv* env, Nanos duration) noexcept {
   return enif_make_int64(env, ceil_div(duration.v, 1'000'000));
 }
 
-ERL_NIF_TERM make_verdict(ErlNifEnv* env, const Decision& decision) noexcept {
-  if (decision.allowed) return enif_make_int64(env, decision.remaining.v);
-  if (decision.retry == kNever) return atoms.infinity;
-  return enif_make_int64(env, -ceil_div(decision.retry.v, 1'000'000));
+ERL_NIF_TERM make_reason(Answered::Reason reason) noexcept {
+  switch (reason) {
+    case Answered::Reason::ok:
+      return atoms.ok;
+    case Answered::Reason::limit:
+      return atoms.limited;
+    case Answered::Reason::shadow:
+      return atoms.shadow;
+    case Answered::Reason::partition:
+      return atoms.partition;
+    default:
+      return atoms.error;
+  }
 }
 
-ERL_NIF_TERM make_answer(ErlNifEnv* env, const Decision& decision) noexcept {
-  if (decision.allowed) return enif_make_tuple2(env, atoms.allow, enif_make_int64(env, decision.remaining.v));
-  return enif_make_tuple2(env, atoms.deny, make_ms(env, decision.retry));
+namespace {
+
+ERL_NIF_TERM make_decision(ErlNifEnv* env, const Decision& decision, Tokens capacity, ERL_NIF_TERM reason) {
+  ERL_NIF_TERM keys[] = {atoms.allowed, atoms.limit, atoms.remaining, atoms.reset_ms, atoms.retry_ms, atoms.reason};
+  ERL_NIF_TERM values[] = {decision.allowed ? atoms.true_ : atoms.false_,
+                           enif_make_int64(env, capacity.v),
+                           enif_make_int64(env, decision.remaining.v),
+                           make_ms(env, decision.reset),
+                           make_ms(env, decision.retry),
+                           reason};
+  ERL_NIF_TERM map;
+  if (!enif_make_map_from_arrays(env, keys, values, reason == 0 ? 5 : 6, &map)) throw std::bad_alloc();
+  return map;
+}
+
+}  // namespace
+
+ERL_NIF_TERM make_map(ErlNifEnv* env, const Answered& answered, Tokens hits, Nanos now) {
+  return make_decision(env, answered.decision(hits, now), answered.policy.capacity, make_reason(answered.reason));
 }
 
 ERL_NIF_TERM make_map(ErlNifEnv* env, const Decision& decision, Tokens capacity) {
-  ERL_NIF_TERM keys[] = {atoms.allowed, atoms.limit, atoms.remaining, atoms.reset_ms, atoms.retry_ms};
-  ERL_NIF_TERM values[] = {decision.allowed ? atoms.true_ : atoms.false_, enif_make_int64(env, capacity.v),
-                           enif_make_int64(env, decision.remaining.v), make_ms(env, decision.reset),
-                           make_ms(env, decision.retry)};
-  ERL_NIF_TERM map;
-  if (!enif_make_map_from_arrays(env, keys, values, 5, &map)) throw std::bad_alloc();
-  return map;
+  return make_decision(env, decision, capacity, 0);
 }
 
 }  // namespace weir::nif

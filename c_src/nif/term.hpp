@@ -8,12 +8,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <forward_list>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string_view>
 
+#include "secrets.hpp"
 #include "weir/registry.hpp"
 #include "weir/siphash.hpp"
 #include "weir/units.hpp"
@@ -27,6 +27,9 @@ inline constexpr std::size_t kMaxKeyBytes = 65536;
 // external format. Both numbers decide which hash a key gets: they must be the same on all nodes.
 inline constexpr std::size_t kMaxTupleBytes = 512;
 inline constexpr unsigned kMaxTupleDepth = 3;
+// Keys from this size on are accounted to the caller's time slice of a millisecond: hashing takes 1 us for 2 KB.
+inline constexpr std::size_t kLongKey = 2048;
+inline constexpr std::size_t kBytesPerPercent = 20'000;
 
 // clang-format off
 #define WEIR_ATOMS(X) \
@@ -38,46 +41,40 @@ inline constexpr unsigned kMaxTupleDepth = 3;
   X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(answer) X(send) X(data) X(repair) X(heartbeat) \
   X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown) \
   X(local) X(births) X(weir_births) X(none) X(same_number) X(replicated) \
-  X(owner) X(joined) X(left)
+  X(owner) X(joined) X(left) X(asks) X(reason) X(shadow) X(partition) X(limited)
 // clang-format on
 
 struct Atoms {
 #define X(name) ERL_NIF_TERM name;
   WEIR_ATOMS(X)
 #undef X
-  ERL_NIF_TERM true_, false_;
+  ERL_NIF_TERM true_, false_, long_;
   ERL_NIF_TERM one;  // the integer: small ones are immediate, the same word everywhere
 };
 extern Atoms atoms;
 
-// Under what keys are hashed. For a while after a rotation, keys are carried over from the secret before.
-struct Secrets {
-  SipKey now;
-  SipKey before;
-  Nanos since{0};  // the rotation; 0: nothing is carried
-};
-// A key is carried for as long as its limiter's births matter, and for this long at least.
-inline constexpr Nanos kCarriedLeast{60'000'000'000};
-
 // What all instances of the library in this VM share: it is handed on at an upgrade.
 struct State {
-  explicit State(unsigned threads) : registry(threads), stripes(threads) { set_secrets({}); }
+  explicit State(unsigned threads);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  const std::uint64_t id;  // of this state and no other
   Registry registry;
-  // Each stays where it is, as threads may be reading it: 48 bytes, twice a rotation.
-  std::forward_list<Secrets> all_secrets;
-  std::atomic<const Secrets*> secrets{nullptr};
-  SipKey names;  // under which names of limiters are hashed; it is this node's own affair, and never rotated
-  std::mutex secrets_mutex;
-  unsigned instances = 0;  // libraries loaded: the last to go deletes the state
+  Secrets secrets;
+  std::mutex secrets_mutex;  // of those who write them
+  unsigned instances = 0;    // libraries loaded: the last to go deletes the state
   unsigned stripes = 1;
+  std::atomic<unsigned> next_stripe{0};
+  ErlNifTSDKey stripe_key{};          // the thread's stripe, and one: the same in all instances
   Nanos (*now)() noexcept = nullptr;  // the clock of the newest instance
   // The replica that the tables' births go to, and who drives it.
   std::mutex attach_mutex;
   std::atomic<void*> replica{nullptr};  // a resource that is kept
+  std::atomic<std::uint64_t> rescans{0}, rescanned_keys{0};
   ErlNifPid reader{};
 
-  // REQUIRES: secrets_mutex, or no other thread.
-  void set_secrets(const Secrets& to) { secrets.store(&all_secrets.emplace_front(to), std::memory_order_release); }
   Admissions& births() noexcept { return registry.replication().births; }
   Carries& carries() noexcept { return registry.replication().carries; }
 };
@@ -89,11 +86,12 @@ struct Handle {
   Registry::Ref ref;
 };
 
-// The calling thread's set of counters.
+// The calling thread's set of counters and ring: each scheduler has its own, all other threads share the last.
 unsigned stripe() noexcept;
 
-// After births that the replica is to have: wakes who drives it, if need be.
+// After births that the replica is to have: wakes the process that drives it, if need be; or in any case.
 void wake_reader(ErlNifEnv* env) noexcept;
+void wake_again(ErlNifEnv* env) noexcept;
 
 void make_atoms(ErlNifEnv* env) noexcept;
 
@@ -108,37 +106,51 @@ struct Question {
   Registry::Ref ref;
   KeyHash key;
   Tokens hits;
+  KeyHash before;  // of a key whose level may still be under its hash of before a rotation; else 0
 };
 
 // Decoders return 0 when all is well, else the atom that says what isn't.
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
-// The key's hash under a secret.
-ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key) noexcept;
-// As long as the limiter's keys are carried: the key's hash under the secret before; else 0.
-KeyHash hash_before(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref) noexcept;
-// Not inlined: a check has a rotation behind it for nearly all of its life.
-[[gnu::noinline]] void carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key) noexcept;
-// The key's hash as of now. After a rotation, what the limiter knows of it under the one before is carried over first.
-inline ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash& key) noexcept {
-  const Secrets& secrets = *state->secrets.load(std::memory_order_acquire);
-  const ERL_NIF_TERM wrong = hash_key(env, term, form, secrets.now, key);
-  if (wrong == 0 && secrets.since.v != 0) [[unlikely]]
-    carry(env, term, form, ref, key);
+// The key's hash under a secret, and by how many bytes it is known.
+ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key,
+                      std::size_t& bytes) noexcept;
+// While the limiter's keys are carried over: brings what it knows of the key under the hash of before to that of now,
+// and returns that hash. Not inlined: a limiter has a rotation behind it for nearly all of its life.
+[[gnu::noinline]] KeyHash carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key,
+                                Nanos now) noexcept;
+// The key's hash as of now, in `question`, whose `ref` is given. `bytes` grows by what was hashed.
+inline ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Nanos now, Question& question,
+                            std::size_t& bytes) noexcept {
+  const ERL_NIF_TERM wrong = hash_key(env, term, form, state->secrets.get(Secrets::kNow), question.key, bytes);
+  if (wrong == 0 && now < question.ref.limiter->carry_until()) [[unlikely]]
+    question.before = carry(env, term, form, question.ref, question.key, now);
   return wrong;
 }
 ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
-inline ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Question& question) noexcept {
+inline ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Nanos now, Question& question,
+                                 std::size_t& bytes) noexcept {
   if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;
-  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, question.ref, question.key)) return wrong;
+  if (const ERL_NIF_TERM wrong = get_key(env, terms[1], form, now, question, bytes)) return wrong;
   return get_hits(env, terms[2], question.hits);
+}
+// A long key takes more of a scheduler's time than a call of a NIF is taken for.
+inline void account_bytes(ErlNifEnv* env, std::size_t bytes) noexcept {
+  if (bytes >= kLongKey) [[unlikely]]
+    enif_consume_timeslice(env, static_cast<int>(1 + bytes / kBytesPerPercent));
 }
 
 bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexcept;
 
 ERL_NIF_TERM make_ms(ErlNifEnv* env, Nanos duration) noexcept;  // rounded up; kNever is `infinity`
-// Remaining >= 0 | -RetryMs < 0 | infinity: what costs least to return.
-ERL_NIF_TERM make_verdict(ErlNifEnv* env, const Decision& decision) noexcept;
-ERL_NIF_TERM make_answer(ErlNifEnv* env, const Decision& decision) noexcept;  // {allow, N} | {deny, Ms}
+// {allow, N} | {deny, Ms}
+inline ERL_NIF_TERM make_answer(ErlNifEnv* env, const Answered& answered, Tokens hits, Nanos now) noexcept {
+  if (answered.allowed) [[likely]]
+    return enif_make_tuple2(env, atoms.allow, enif_make_int64(env, answered.remaining(now).v));
+  return enif_make_tuple2(env, atoms.deny, make_ms(env, answered.retry(hits, now)));
+}
+ERL_NIF_TERM make_reason(Answered::Reason reason) noexcept;
+// What a caller may want to know of a decision; without a reason if it is a mere look.
+ERL_NIF_TERM make_map(ErlNifEnv* env, const Answered& answered, Tokens hits, Nanos now);
 ERL_NIF_TERM make_map(ErlNifEnv* env, const Decision& decision, Tokens capacity);
 
 using Entry = ERL_NIF_TERM(ErlNifEnv*, int, const ERL_NIF_TERM[]);

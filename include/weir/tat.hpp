@@ -54,11 +54,16 @@ class Tat {
     return hits <= policy.capacity && std::max(value_, now) - now <= (policy.capacity - hits) * policy.interval;
   }
 
+  // Counts the hits if they are admitted; whether they were. REQUIRES: hits >= 1, 0 <= now < 2^61.
+  constexpr bool take(const Policy& policy, Tokens hits, Nanos now) noexcept {
+    if (!admits(policy, hits, now)) return false;
+    value_ = std::max(value_, now) + hits * policy.interval;
+    return true;
+  }
+
   // Admits or denies, and counts what was admitted. A denial changes nothing. REQUIRES: hits >= 1, 0 <= now < 2^61.
   constexpr Decision decide(const Policy& policy, Tokens hits, Nanos now) noexcept {
-    if (!admits(policy, hits, now)) return denied(policy, hits, now);
-    value_ = std::max(value_, now) + hits * policy.interval;
-    return allowed(policy, now);
+    return take(policy, hits, now) ? allowed(policy, now) : denied(policy, hits, now);
   }
 
   // Whether `decide` would admit, and when if not; nothing is counted, so `remaining` and `reset` are those of before.
@@ -77,7 +82,7 @@ class Tat {
 
   constexpr void reset() noexcept { value_ = {0}; }
 
- private:
+  // What is to be said of hits that were admitted, and of hits that were not.
   constexpr Decision allowed(const Policy& policy, Nanos now) const noexcept {
     return {
         true, {std::max<std::int64_t>(0, slack(policy, now).v)}, {std::max<std::int64_t>(0, (value_ - now).v)}, {0}};
@@ -88,6 +93,7 @@ class Tat {
     return {false, {std::max<std::int64_t>(0, slack(policy, now).v)}, base - now, retry};
   }
 
+ private:
   Nanos value_{0};
 };
 

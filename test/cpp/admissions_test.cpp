@@ -2,51 +2,126 @@
 #include "weir/admissions.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <semaphore>
 #include <thread>
 #include <vector>
 
+#include "births.hpp"
+#include "cases.hpp"
 #include "catch.hpp"
+#include "weir/interval.hpp"
 #include "weir/registry.hpp"
 
 namespace weir::test {
 namespace {
 
 constexpr std::size_t kAll = SIZE_MAX;
+constexpr Nanos kInterval{100};
 
-Admission birth(std::uint64_t key, std::int64_t hits = 1) { return {{1}, {key}, {hits}, {1000}, {2000}}; }
+Admission birth(std::uint64_t key, std::int64_t hits = 1, std::int64_t time = 1000) {
+  return {{1}, {key}, {hits}, {time}, {time + 1000}};
+}
+
+void push(Admissions& births, const Admission& admission, unsigned stripe = 0, bool urgent = false) {
+  births.push(stripe, admission, kInterval, urgent);
+}
+
+std::vector<Admission> drained(Admissions& births, std::size_t most = kAll) {
+  std::vector<Admission> taken;
+  births.drain(most, [&](const Admission& admission) { taken.push_back(admission); });
+  return taken;
+}
 
 }  // namespace
 
 TEST_CASE("births come out in their order, as many as asked for", "[admissions]") {
   Admissions births(2);
-  births.push(0, birth(1));
+  push(births, birth(1));
   CHECK(births.empty());  // nobody reads
   births.open(true);
-  for (std::uint64_t key = 1; key <= 100; ++key) births.push(0, birth(key));
-  std::vector<std::uint64_t> seen;
-  const auto note = [&](const Admission& admission) { seen.push_back(admission.key.v); };
-  births.drain(30, note);
+  for (std::uint64_t key = 1; key <= 100; ++key) push(births, birth(key));
+  std::vector<Admission> seen = drained(births, 30);
   CHECK(seen.size() == 30);
   CHECK_FALSE(births.empty());
-  births.drain(kAll, note);
+  const std::vector<Admission> rest = drained(births);
+  seen.insert(seen.end(), rest.begin(), rest.end());
   REQUIRE(seen.size() == 100);
-  CHECK(std::is_sorted(seen.begin(), seen.end()));
+  CHECK(std::is_sorted(seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.key < b.key; }));
   CHECK(births.empty());
 }
 
-TEST_CASE("what doesn't fit is counted and told, once", "[admissions]") {
+TEST_CASE("a key under load takes one entry until that is taken", "[admissions]") {
   Admissions births(1);
   births.open(true);
-  for (std::size_t i = 0; i < Admissions::kRing + 5; ++i) births.push(0, birth(i + 1));
+  // While the bucket is busy by the entry's own births: two until 1200, three until 1300, four until 1400.
+  push(births, birth(7, 2, 1000));
+  push(births, birth(7, 1, 1200));
+  push(births, birth(8, 1, 1200));
+  push(births, birth(7, 1, 1300));
+  push(births, birth(7, 1, 1401));  // later: in an entry of its own
+  push(births, birth(7, 1, 1400));  // earlier than the last entry
+  std::vector<Admission> seen = drained(births);
+  REQUIRE(seen.size() == 4);
+  CHECK(seen[0].hits == Tokens{4});
+  CHECK(seen[0].time == Nanos{1000});
+  CHECK(seen[0].tat == Nanos{2300});
+  CHECK(seen[1].key == KeyHash{8});
+  CHECK(seen[2].hits == Tokens{1});
+  CHECK(seen[3].hits == Tokens{1});
+  // What was taken is joined by nobody.
+  push(births, birth(7, 1, 1402));
+  seen = drained(births);
+  REQUIRE(seen.size() == 1);
+  CHECK(seen[0].hits == Tokens{1});
+  // Nor is one of another limiter, or what would overflow.
+  push(births, birth(7, INT64_MAX, 2000));
+  push(births, birth(7, 1, 2001));
+  Admission other = birth(7, 1, 2001);
+  other.limiter = {2};
+  push(births, other);
+  CHECK(drained(births).size() == 3);
+}
+
+TEST_CASE("however births of a key arrive, the intervals that they make are the same", "[admissions]") {
+  for_cases([](Rng& rng) {
+    const Policy policy{{1000}, kInterval};
+    Admissions births(1);
+    births.open(true);
+    IntervalSet single, joined;
+    std::int64_t now = 1000;
+    const auto take = [&] {
+      births.drain(static_cast<std::size_t>(draw(rng, 1, 5)), [&](const Admission& admission) {
+        REQUIRE(joined.insert(policy, {admission.time, admission.hits}));
+      });
+    };
+    for (int i = 0; i < 200; ++i) {
+      now += draw(rng, 0, 150);
+      const Tokens hits{draw(rng, 1, 3)};
+      REQUIRE(single.insert(policy, {{now}, hits}));
+      if (single.size() == kIntervalCap) break;  // from there on the order matters
+      push(births, birth(5, hits.v, now));
+      if (chance(rng, 10)) take();
+    }
+    while (!births.empty()) take();
+    REQUIRE(joined.weight() == single.weight());
+    REQUIRE((single.size() == kIntervalCap || joined == single));
+  });
+}
+
+TEST_CASE("what doesn't fit is counted and told", "[admissions]") {
+  Admissions births(1);
+  births.open(true);
+  for (std::size_t i = 0; i < Admissions::kRing; ++i) REQUIRE(births.push(0, birth(i + 1), kInterval, false));
+  for (std::size_t i = 0; i < 5; ++i) REQUIRE_FALSE(births.push(0, birth(1'000'000 + i), kInterval, false));
   CHECK(births.dropped() == 5);
+  births.overflow();
   CHECK(births.overflowed());
   CHECK_FALSE(births.overflowed());
-  std::uint64_t last = 0;
-  births.drain(kAll, [&](const Admission& admission) { last = admission.key.v; });
-  CHECK(last == Admissions::kRing);
-  births.push(0, birth(7));
+  CHECK(drained(births).back().key == KeyHash{Admissions::kRing});
+  push(births, birth(7));
   CHECK_FALSE(births.empty());
 }
 
@@ -55,47 +130,88 @@ TEST_CASE("one of many who find the reader asleep wakes it", "[admissions]") {
   CHECK_FALSE(births.wakes());
   births.open(true);
   CHECK_FALSE(births.wakes());  // awake at first
-  births.awake(false);
+  CHECK(births.rests(false));
   CHECK(births.wakes());
   CHECK_FALSE(births.wakes());
 }
 
+TEST_CASE("while it polls, only what is urgent wakes the reader", "[admissions]") {
+  Admissions births(2);
+  births.open(true);
+  births.awake();
+  CHECK(births.rests(true));
+  push(births, birth(1));
+  CHECK_FALSE(births.wakes());
+  push(births, birth(2), 0, true);
+  CHECK(births.wakes());
+  CHECK_FALSE(births.wakes());
+  // What came while it was at work: it goes on if it would miss that.
+  births.awake();
+  push(births, birth(3));
+  CHECK(births.rests(true));
+  births.awake();
+  push(births, birth(4), 0, true);
+  CHECK_FALSE(births.rests(true));
+  births.awake();
+  CHECK_FALSE(births.rests(false));  // there is something
+  drained(births);
+  births.awake();
+  CHECK(births.rests(false));
+  // A ring that is half full is urgent.
+  births.awake();
+  CHECK(births.rests(true));
+  for (std::size_t i = 0; i < Admissions::kRing / 2; ++i) push(births, birth(i + 1));
+  CHECK_FALSE(births.wakes());
+  push(births, birth(5'000'000));
+  CHECK(births.wakes());
+}
+
+// (A test that fails must not hang: the reader waits for a deadline, and says so.)
 TEST_CASE("no birth and no wake-up gets lost between threads", "[admissions][threads]") {
   constexpr unsigned kThreads = 4;  // two of them share the last ring
   constexpr std::uint64_t kEach = 20'000;
-  Admissions births(kThreads - 1);
-  births.open(true);
-  std::counting_semaphore<> wake(0);
-  std::map<std::uint64_t, std::uint64_t> last;
-  std::uint64_t taken = 0;
-  bool in_order = true;
-  std::thread reader([&] {
-    while (taken + births.dropped() < kThreads * kEach) {
-      births.awake(true);
-      births.drain(kAll, [&](const Admission& admission) {
-        const std::uint64_t writer = admission.key.v >> 32;
-        in_order = in_order && admission.key.v > last[writer];
-        last[writer] = admission.key.v;
-        ++taken;
-      });
-      births.awake(false);
-      if (births.empty() && taken + births.dropped() < kThreads * kEach) wake.acquire();
-    }
-  });
-  std::vector<std::thread> writers;
-  for (unsigned t = 0; t < kThreads; ++t) {
-    writers.emplace_back([&, t] {
-      for (std::uint64_t i = 1; i <= kEach; ++i) {
-        births.push(std::min(t, kThreads - 2), birth((std::uint64_t{t} << 32) + i));
-        if (births.wakes()) wake.release();
+  for (const bool urgent : {false, true}) {
+    Admissions births(kThreads - 1);
+    births.open(true);
+    std::counting_semaphore<> wake(0);
+    std::map<std::uint64_t, std::uint64_t> last;
+    std::uint64_t taken = 0;
+    bool in_order = true;
+    bool overslept = false;
+    std::atomic<bool> written{false};
+    std::thread reader([&] {
+      while (taken + births.dropped() < kThreads * kEach && !overslept) {
+        births.awake();
+        births.drain(kAll, [&](const Admission& admission) {
+          const std::uint64_t writer = admission.key.v >> 32;
+          // (Twice when it was taken between two births of it.)
+          in_order = in_order && admission.key.v >= last[writer];
+          last[writer] = admission.key.v;
+          taken += static_cast<std::uint64_t>(admission.hits.v);
+        });
+        if (!births.rests(false) || taken + births.dropped() >= kThreads * kEach) continue;
+        const bool over = written.load();
+        if (!wake.try_acquire_for(std::chrono::seconds(10))) overslept = over || !births.empty();
       }
     });
+    std::vector<std::thread> writers;
+    for (unsigned t = 0; t < kThreads; ++t) {
+      writers.emplace_back([&, t] {
+        for (std::uint64_t i = 1; i <= kEach; ++i) {
+          // Half of them join the one before.
+          push(births, birth((std::uint64_t{t} << 32) + i / 2 + 1), std::min(t, kThreads - 2), urgent);
+          if (births.wakes()) wake.release();
+        }
+      });
+    }
+    for (std::thread& writer : writers) writer.join();
+    written = true;
+    wake.release();  // what a full ring dropped last wakes nobody
+    reader.join();
+    CHECK_FALSE(overslept);
+    CHECK(taken + births.dropped() == kThreads * kEach);
+    CHECK(in_order);
   }
-  for (std::thread& writer : writers) writer.join();
-  wake.release();  // what a full ring dropped last wakes nobody
-  reader.join();
-  CHECK(in_order);
-  CHECK(taken + births.dropped() == kThreads * kEach);
 }
 
 TEST_CASE("a replicated limiter tells what it admits, and takes levels", "[registry][admissions]") {

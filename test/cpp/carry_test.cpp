@@ -1,6 +1,7 @@
 // Keys that go by another hash after a rotation of the secret: in the registry, and in replicas. R35.
 #include <atomic>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,6 @@ TEST_CASE("a level is carried once, and added to what is there", "[carry][regist
   CHECK(std::pair(told[1].before, told[1].key) == std::pair(kBefore, kAfter));
   CHECK(told[1].tat == kBase + Nanos{6'000'000'000});  // 4 of which one has drained, and 2
   CHECK(node.registry.replication().carries.empty());
-  CHECK(node.registry.longest_horizon() == Nanos{20'000'000'000});
 }
 
 TEST_CASE("a limiter that changes while a level is carried keeps it", "[carry][registry]") {
@@ -82,6 +82,46 @@ TEST_CASE("a limiter that changes while a level is carried keeps it", "[carry][r
   REQUIRE(node.registry.put("limiter", {11}, {{5}, {7'000'000'000}}, options, kBase) == Registry::Put::changed);
   Registry::carry(node.ref, kBefore, kAfter, kBase);
   CHECK(node.level(kAfter) == 5);
+}
+
+TEST_CASE("each limiter carries for as long as its births matter, and no longer than is asked for",
+          "[carry][registry]") {
+  Registry registry(1);
+  const Nanos minute{60'000'000'000};
+  const auto put = [&](std::uint64_t name, const Policy& policy) {
+    REQUIRE(registry.put("limiter " + std::to_string(name), {name}, policy, {}, kBase) != Registry::Put::too_many);
+    return registry.find({name}).limiter;
+  };
+  const Limiter* const quick = put(1, {{10}, {1000}});
+  const Limiter* const slow = put(2, {{10}, minute});
+  const Limiter* const yearly = put(3, {{365}, {86'400'000'000'000}});
+  CHECK(registry.carried_until() == Nanos{0});
+  CHECK(quick->carry_until() == Nanos{0});
+
+  const Nanos hour = Tokens{60} * minute;
+  registry.begin_carrying(kBase, hour);
+  CHECK(quick->carry_until() == kBase + minute);
+  CHECK(slow->carry_until() == kBase + Tokens{20} * minute);
+  CHECK(yearly->carry_until() == kBase + hour);
+  CHECK(registry.carried_until() == kBase + hour);
+  // A limiter that is made now has nothing from before; one that is changed has.
+  CHECK(put(4, {{10}, minute})->carry_until() == Nanos{0});
+  put(1, {{10}, minute});
+  CHECK(quick->carry_until() == kBase + Tokens{20} * minute);
+
+  const auto maintain = [&](Nanos now) {
+    for (int passes = 0; passes < 2; ++passes)
+      while (!registry.maintain(now, 4)) {
+      }
+  };
+  maintain(kBase + Tokens{59} * minute);
+  CHECK(registry.carried_until() == kBase + hour);
+  maintain(kBase + hour);
+  CHECK(registry.carried_until() == Nanos{0});
+  registry.begin_carrying(kBase, hour);
+  registry.end_carrying();
+  CHECK(registry.carried_until() == Nanos{0});
+  CHECK(yearly->carry_until() == Nanos{0});
 }
 
 TEST_CASE("carries that nobody takes are told to be lost, those of local limiters are told to nobody",

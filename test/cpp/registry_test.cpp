@@ -3,10 +3,16 @@
 #include "weir/registry.hpp"
 
 #include <atomic>
+#include <map>
+#include <new>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "cases.hpp"
 #include "catch.hpp"
 
 using namespace weir;
@@ -147,33 +153,153 @@ TEST_CASE("registry: an asker decides and counts as the registry does", "[regist
   const Registry::Ref ref = registry.find(name(1));
   {
     Asker asker(ref, 1);
-    REQUIRE(asker.capacity() == Tokens{5});
-    for (int i = 0; i < 5; ++i) REQUIRE(asker.decide({9}, {1}, kNow).allowed);
+    for (int i = 0; i < 5; ++i) REQUIRE(asker.ask({9}, {1}, kNow).allowed);
     put(registry, 1, {{6}, kSecond});
     while (!registry.convert(name(1), 1)) {
     }  // the terms that the asker has read are stale now
-    REQUIRE(asker.decide({9}, {1}, kNow).allowed);
-    REQUIRE_FALSE(asker.decide({9}, {1}, kNow).allowed);
-    REQUIRE(asker.capacity() == Tokens{6});
+    REQUIRE(asker.ask({9}, {1}, kNow).allowed);
+    const Answered denied = asker.ask({9}, {1}, kNow);
+    REQUIRE_FALSE(denied.allowed);
+    REQUIRE(denied.policy.capacity == Tokens{6});
     REQUIRE(ref.limiter->counts().allowed == 0);  // counted at the end
   }
   REQUIRE(ref.limiter->counts().allowed == 6);
   REQUIRE(ref.limiter->counts().denied == 1);
 }
 
-TEST_CASE("registry: there is a most of limiters, and removing makes room", "[registry]") {
+TEST_CASE("registry: there is a most of limiters, and removing makes room at once", "[registry]") {
   Registry registry(1);
   LimiterOptions small;
   small.max_keys = 1;
   for (std::uint64_t n = 0; n < Registry::kMaxLimiters; ++n)
     if (put(registry, n, kFive, small) != Registry::Put::created) FAIL("limiter " << n << " was refused");
   REQUIRE(put(registry, Registry::kMaxLimiters, kFive, small) == Registry::Put::too_many);
-  REQUIRE(registry.find(name(0)));
-  REQUIRE(registry.find(name(Registry::kMaxLimiters - 1)));
+  // Transient ones have room of their own, and take none from those that have names.
+  LimiterOptions transient = small;
+  transient.transient = true;
+  const std::uint64_t first = Registry::kMaxLimiters + 1;
+  for (std::uint64_t n = first; n < first + Registry::kMaxTransient; ++n)
+    if (put(registry, n, kFive, transient) != Registry::Put::created) FAIL("policy " << n << " was refused");
+  REQUIRE(put(registry, 1'000'000, kFive, transient) == Registry::Put::too_many);
+  for (std::uint64_t n = 0; n < Registry::kMaxLimiters; n += 511) REQUIRE(registry.find(name(n)));
+  for (std::uint64_t n = first; n < first + Registry::kMaxTransient; n += 511) REQUIRE(registry.find(name(n)));
   REQUIRE(registry.remove(name(7)));
-  maintain_all(registry, kNow);
   REQUIRE(put(registry, Registry::kMaxLimiters, kFive, small) == Registry::Put::created);
+  REQUIRE_FALSE(registry.find(name(7)));
+  REQUIRE(registry.list().size() == Registry::kMaxLimiters + Registry::kMaxTransient);
+  maintain_all(registry, kNow);  // nobody holds the transient ones
   REQUIRE(registry.list().size() == Registry::kMaxLimiters);
+  registry.remove_all();
+  REQUIRE(registry.empty());
+}
+
+// Names of all kinds, made and removed in turn past many rebuilds of the index.
+TEST_CASE("registry: what is found is what a map would find", "[registry]") {
+  test::for_cases([](test::Rng& rng) {
+    Registry registry(1);
+    LimiterOptions options;
+    options.max_keys = 10;
+    std::map<std::uint64_t, std::pair<std::uint32_t, std::uint64_t>> model;  // of a name: its number and its alias
+    const auto check = [&](std::uint64_t n) {
+      const auto known = model.find(n);
+      const Registry::Ref ref = registry.find(name(n));
+      REQUIRE(static_cast<bool>(ref) == (known != model.end()));
+      if (known == model.end()) return;
+      if (known->second.first != 0) REQUIRE(registry.find_number({known->second.first}) == ref);
+      if (known->second.second != 0) REQUIRE(registry.find_alias(known->second.second) == ref);
+    };
+    for (int step = 0; step < 400; ++step) {
+      const auto n = static_cast<std::uint64_t>(test::draw(rng, 0, 60));
+      const auto what = test::draw(rng, 0, 9);
+      if (what < 4 && !model.contains(n)) {
+        options.number = {test::chance(rng, 50) ? static_cast<std::uint32_t>(n + 1) : 0};
+        REQUIRE(put(registry, n, kFive, options) == Registry::Put::created);
+        model[n] = {options.number.v, 0};
+      } else if (what < 6) {
+        REQUIRE(registry.remove(name(n)) == (model.erase(n) == 1));
+      } else if (what < 8 && model.contains(n)) {
+        model[n].second = 1000 + 100 * n + static_cast<std::uint64_t>(test::draw(rng, 0, 3));
+        REQUIRE(registry.set_alias(name(n), model[n].second));
+      } else if (what == 8) {
+        registry.maintain(kNow, 2);
+      }
+      check(n);
+    }
+    for (std::uint64_t n = 0; n <= 60; ++n) check(n);
+    REQUIRE(registry.list().size() == model.size());
+  });
+}
+
+// The walk over keys holds no lock of the registry's: whoever makes, finds or deletes limiters meanwhile isn't held up,
+// also from inside of the walk.
+TEST_CASE("registry: limiters are made, changed and deleted during a walk over keys", "[registry]") {
+  Registry registry(1);
+  LimiterOptions options;
+  options.number = {5};
+  REQUIRE(put(registry, 1, kFive, options) == Registry::Put::created);
+  const Registry::Ref ref = registry.find(name(1));
+  for (std::uint64_t key = 1; key <= 5000; ++key) REQUIRE(allows(ref, key * 0x9e3779b97f4a7c15));
+  std::size_t seen = 0;
+  bool once = true;
+  registry.for_each_replicated(false, kNow, [&](LimiterId number, std::span<const Table::Entry> entries) {
+    REQUIRE(number == LimiterId{5});
+    seen += entries.size();
+    // A question to a key of the same segment, and a change of everything.
+    for (const Table::Entry& entry : entries) REQUIRE(allows(ref, entry.key.v));
+    if (!std::exchange(once, false)) return;
+    REQUIRE(put(registry, 2) == Registry::Put::created);
+    REQUIRE(put(registry, 1, {{5}, Nanos{kSecond.v * 2}}, options) == Registry::Put::changed);
+    while (!registry.convert(name(1), 1)) {
+    }
+    registry.maintain(kNow, 4);
+  });
+  REQUIRE(seen == 5000);
+  // A visitor that throws leaves nothing locked.
+  const auto boom = [](LimiterId, std::span<const Table::Entry>) { throw std::bad_alloc(); };
+  REQUIRE_THROWS_AS(registry.for_each_replicated(false, kNow, boom), std::bad_alloc);
+  for (std::uint64_t key = 1; key <= 5000; ++key) Registry::decide(ref, {key * 0x9e3779b97f4a7c15}, {1}, kNow, 0);
+  REQUIRE(registry.remove(name(1)));
+  registry.for_each_replicated(false, kNow,
+                               [&](LimiterId, std::span<const Table::Entry>) { FAIL("a deleted limiter"); });
+}
+
+TEST_CASE("registry: births that didn't fit are looked for where they were, once", "[registry][admissions]") {
+  Registry registry(1);
+  registry.replication().births.open(true);
+  LimiterOptions options;
+  options.number = {5};
+  put(registry, 1, {{1'000'000}, kSecond}, options);
+  const Registry::Ref ref = registry.find(name(1));
+  // Distinct keys, so that none joins another's entry; what comes after the first ring is dropped.
+  const auto key = [](std::uint64_t i) { return KeyHash{(i + 1) * 0x9e3779b97f4a7c15}; };
+  const std::uint64_t count = Admissions::kRing + 3000;
+  for (std::uint64_t i = 0; i < count; ++i) REQUIRE(Registry::decide(ref, key(i), {1}, kNow, 0).allowed);
+  CHECK(registry.replication().births.dropped() == 3000);
+  CHECK(registry.replication().births.overflowed());
+  std::set<std::uint64_t> seen;
+  const auto collect = [&](std::size_t most) {
+    return registry.for_each_dropped(kNow, most, [&](LimiterId, std::span<const Table::Entry> entries) {
+      for (const Table::Entry& entry : entries) CHECK(seen.insert(entry.key.v).second);
+    });
+  };
+  REQUIRE_FALSE(collect(1));  // in parts
+  CHECK(seen.size() < 3000);
+  REQUIRE(collect(SIZE_MAX));
+  for (std::uint64_t i = Admissions::kRing; i < count; ++i) REQUIRE(seen.contains(key(i).v));
+  seen.clear();
+  REQUIRE(collect(SIZE_MAX));
+  CHECK(seen.empty());
+  // Few drops, few keys.
+  registry.replication().births.drain(SIZE_MAX, [](const Admission&) {});
+  for (std::uint64_t i = 0; i < Admissions::kRing; ++i) Registry::decide(ref, key(count + i), {1}, kNow, 0);
+  Registry::decide(ref, key(7), {1}, kNow, 0);
+  REQUIRE(collect(SIZE_MAX));
+  CHECK(seen.size() < 100);
+  CHECK(seen.contains(key(7).v));
+  registry.drop_all();
+  seen.clear();
+  REQUIRE(collect(SIZE_MAX));
+  CHECK(seen.size() == count + Admissions::kRing);
 }
 
 TEST_CASE("registry: names found while others come and go are the right ones", "[registry][threads]") {

@@ -1,4 +1,4 @@
-// table_model: a Table<TatCell> and a map that is asked the same questions, in one object.
+// table_model: a Table and a map that is asked the same questions, in one object.
 //
 // Each call goes to both and compares every field of the answers. What the table evicts can't be foreseen without
 // knowing its lines, so the model follows the counters: after each call that raised `evicted_keys` exactly one live key
@@ -94,7 +94,7 @@ class ModelledTable {
   }
   void convert_some(unsigned segments) { table_.convert(generation_, terms_, convert_cursor_, segments); }
   void convert_all() {
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     while (!table_.convert(generation_, terms_, cursor, 1)) {
     }
   }
@@ -114,7 +114,7 @@ class ModelledTable {
     expect(table_.begin_close(), "close: was open");
     expect(!table_.begin_close(), "close: only once");
     expect_refused(generation_, terms_, key, Status::gone);
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     expect(table_.sweep(generation_, terms_, now_, cursor, 1), "sweep: ends at a closed table");
     cursor = 0;
     expect(table_.convert(generation_, terms_, cursor, 1), "convert: ends at a closed table");
@@ -147,6 +147,8 @@ class ModelledTable {
     });
     std::erase_if(model_, [&](const auto& entry) { return entry.second.value() <= now_; });
     expect(seen.size() == model_.size(), "for_each: a live key is missing");
+    const char* const wrong = table_.validate();
+    expect(wrong == nullptr, wrong);
     check_counts();
   }
 
@@ -160,7 +162,7 @@ class ModelledTable {
     return known == model_.end() ? Nanos{0} : known->second.value();
   }
 
-  void expect_refused(Table<TatCell>::Generation generation, const Terms& terms, KeyHash key, Status status) {
+  void expect_refused(Table::Generation generation, const Terms& terms, KeyHash key, Status status) {
     Decision answer;
     Tat state;
     expect(table_.decide(generation, terms, key, {1}, now_, answer) == status, "refused: decide");
@@ -208,9 +210,9 @@ class ModelledTable {
   }
 
   Arena arena_;
-  Table<TatCell> table_{arena_};
+  Table table_{arena_};
   std::unordered_map<std::uint64_t, Tat> model_;
-  Table<TatCell>::Generation generation_ = 0;
+  Table::Generation generation_ = 0;
   Terms terms_;
   Terms old_{};
   bool changed_ = false;
@@ -220,8 +222,8 @@ class ModelledTable {
   std::int64_t evicted_keys_ = 0;
   std::int64_t evicted_tokens_ = 0;
   std::int64_t most_lines_ = 0;
-  std::size_t sweep_cursor_ = 0;
-  std::size_t convert_cursor_ = 0;
+  Table::Cursor sweep_cursor_ = 0;
+  Table::Cursor convert_cursor_ = 0;
 };
 
 }  // namespace weir::test

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -24,7 +26,6 @@ using test::kBase;
 using test::ModelledTable;
 using test::pick;
 using test::Rng;
-using TatTable = Table<TatCell>;
 
 constexpr Nanos kSecond{1'000'000'000};
 
@@ -150,7 +151,7 @@ TEST_CASE("table: each of 200 changes of the limiter is followed, past the wrap 
 
 TEST_CASE("table: hits above the capacity leave no key behind", "[table]") {
   Arena arena;
-  TatTable table(arena);
+  Table table(arena);
   const auto generation = table.open(1000, 0);
   const Terms terms{{{5}, kSecond}, 0, {}, {}};
   for (std::uint64_t key = 1; key <= 100; ++key) {
@@ -165,29 +166,24 @@ TEST_CASE("table: hits above the capacity leave no key behind", "[table]") {
 
 // ---- who is evicted ----
 
-// Keys in groups of the same home line, four to a group, so that max_keys is met exactly when each home is full. From
-// then on a new key takes a dead key's slot of its home, or evicts the least TAT of its home: foreseeable without
-// knowing the lines. (With several groups nothing dies: a new key may also take a dead key's slot in its second line.)
+// Four keys of one home line in a table for four: a new key of that home takes a dead key's slot, or the slot of the
+// key with the lowest level, since nothing else lies nearby.
 TEST_CASE("table: the evicted key has the lowest level of its line", "[table]") {
   test::for_cases([](Rng& rng) {
     const Policy policy = test::draw_policy(rng);
-    const std::int64_t groups = pick<std::int64_t>(rng, {1, 1, 2, 8});
     Arena arena;
-    TatTable table(arena);
-    const auto generation = table.open(groups * TatTable::kSlots, 0);
+    Table table(arena);
+    const auto generation = table.open(Table::kSlots, 0);
     const Terms terms{policy, 0, policy, {}};
     struct Key {
       KeyHash hash;
       Tat state;
     };
-    std::vector<std::array<Key, TatTable::kSlots>> lines(static_cast<std::size_t>(groups));
+    std::array<Key, Table::kSlots> line;
     Nanos now = kBase;
     std::int64_t evicted_keys = 0;
     std::int64_t evicted_tokens = 0;
-    // Group g's home is line 7g of a page of 64.
-    const auto fresh = [&](std::size_t g) {
-      return KeyHash{(rng() & 0xffffffff00000000) | (std::uint64_t{g} * 7 << 26) | 1};
-    };
+    const auto fresh = [&] { return KeyHash{(rng() & 0xffffffff00000000) | std::uint64_t{7} << 26 | 1}; };
     const auto decide = [&](Key& key, Tokens hits) {
       Decision answer;
       REQUIRE(table.decide(generation, terms, key.hash, hits, now, answer) == Status::ok);
@@ -196,17 +192,14 @@ TEST_CASE("table: the evicted key has the lowest level of its line", "[table]") 
       REQUIRE(answer.remaining == expected.remaining);
       return answer.allowed;
     };
-    for (std::size_t g = 0; g < lines.size(); ++g)
-      for (Key& key : lines[g]) {
-        key.hash = fresh(g);
-        REQUIRE(decide(key, {draw(rng, 1, policy.capacity.v)}));
-      }
+    for (Key& key : line) {
+      key.hash = fresh();
+      REQUIRE(decide(key, {draw(rng, 1, policy.capacity.v)}));
+    }
     for (int i = 0; i < 100; ++i) {
-      if (groups == 1 && chance(rng, 10)) now = now + test::draw_span(rng, policy, 2);
-      const auto g = static_cast<std::size_t>(draw(rng, 0, groups - 1));
-      auto& line = lines[g];
+      if (chance(rng, 10)) now = now + test::draw_span(rng, policy, 2);
       if (chance(rng, 50)) {
-        decide(line[static_cast<std::size_t>(draw(rng, 0, TatTable::kSlots - 1))], {draw(rng, 1, 3)});
+        decide(line[static_cast<std::size_t>(draw(rng, 0, Table::kSlots - 1))], {draw(rng, 1, 3)});
         continue;
       }
       Key* const lowest = std::min_element(
@@ -216,7 +209,7 @@ TEST_CASE("table: the evicted key has the lowest level of its line", "[table]") 
       if (tie) continue;  // either may go
       const Tokens level = lowest->state.level(policy, now);
       const bool any_dead = lowest->state.value() <= now;
-      Key incoming{fresh(g), {}};
+      Key incoming{fresh(), {}};
       REQUIRE(decide(incoming, {draw(rng, 1, policy.capacity.v)}));
       if (!any_dead) {
         ++evicted_keys;
@@ -225,7 +218,7 @@ TEST_CASE("table: the evicted key has the lowest level of its line", "[table]") 
       *lowest = incoming;  // of several dead keys another may have made room: they are all alike
       REQUIRE(table.stats().evicted_keys == evicted_keys);
       REQUIRE(table.stats().evicted_tokens == evicted_tokens);
-      REQUIRE(table.stats().keys == groups * TatTable::kSlots);
+      REQUIRE(table.stats().keys == Table::kSlots);
       for (const Key& key : line) {
         Tat state;
         REQUIRE(table.peek(generation, terms, key.hash, now, state) == Status::ok);
@@ -242,7 +235,7 @@ struct Sum {
   std::int64_t tokens = 0;
 };
 
-Sum sum_of(TatTable& table, const Terms& terms, Nanos now) {
+Sum sum_of(Table& table, const Terms& terms, Nanos now) {
   Sum sum;
   table.for_each(terms, now, [&](KeyHash, const Tat& state) {
     ++sum.keys;
@@ -267,7 +260,7 @@ TEST_CASE("table: hashes made to collide are stored, evicted and counted; nothin
   for (const Shape shape : {Shape::same_home, Shape::same_top, Shape::consecutive, Shape::same_low_half}) {
     Rng rng(11);
     Arena arena;
-    TatTable table(arena);
+    Table table(arena);
     constexpr std::int64_t kCount = 4000;
     const auto generation = table.open(100'000, 0);
     const Terms terms{{{3}, kSecond}, 0, {}, {}};
@@ -290,7 +283,7 @@ TEST_CASE("table: hashes made to collide are stored, evicted and counted; nothin
 TEST_CASE("table: grown from empty it keeps every key, in at most 24 bytes each", "[table]") {
   const std::int64_t count = most_keys();
   Arena arena;
-  TatTable table(arena);
+  Table table(arena);
   const auto generation = table.open(16'000'000, 5);
   const Terms terms{{{10}, kSecond}, 5, {}, {}};
   double least = 1e9;
@@ -331,7 +324,7 @@ TEST_CASE("table: grown from empty it keeps every key, in at most 24 bytes each"
 TEST_CASE("table: what has expired is swept away and its memory given back", "[table]") {
   const std::int64_t count = most_keys() / 2;
   Arena arena;
-  TatTable table(arena);
+  Table table(arena);
   const auto generation = table.open(16'000'000, 0);
   const Terms terms{{{10}, kSecond}, 0, {}, {}};
   Decision decision;
@@ -342,7 +335,7 @@ TEST_CASE("table: what has expired is swept away and its memory given back", "[t
     }
   };
   const auto sweep = [&](Nanos now) {
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     while (!table.sweep(generation, terms, now, cursor, 7)) {
     }
   };
@@ -382,7 +375,7 @@ TEST_CASE("table: what has expired is swept away and its memory given back", "[t
 TEST_CASE("table: the slots of dead keys are taken by new ones, without a sweep", "[table]") {
   constexpr std::int64_t kCount = 100'000;
   Arena arena;
-  TatTable table(arena);
+  Table table(arena);
   const auto generation = table.open(16'000'000, 0);
   const Terms terms{{{1}, kSecond}, 0, {}, {}};
   std::int64_t first = 0;
@@ -402,7 +395,7 @@ TEST_CASE("table: the slots of dead keys are taken by new ones, without a sweep"
 TEST_CASE("table: max_keys scattered keys fit almost all; beyond it the number stands", "[table]") {
   for (const std::int64_t max_keys : {100, 1000, 10'000, 60'000, 100'000, 131'072, 200'000}) {
     Arena arena;
-    TatTable table(arena);
+    Table table(arena);
     const auto generation = table.open(max_keys, 0);
     const Terms terms{{{10}, kSecond}, 0, {}, {}};
     Decision decision;
@@ -424,10 +417,171 @@ TEST_CASE("table: max_keys scattered keys fit almost all; beyond it the number s
   }
 }
 
+// Somebody who mints keys must not get exhausted ones their tokens back: these stay while keys of lower level lie
+// nearby, also in tables so thin that an exhausted key has its lines to itself.
+TEST_CASE("table: a flood of keys of one hit drives no exhausted key out", "[table]") {
+  constexpr std::int64_t kCapacity = 100;
+  for (const std::int64_t max_keys : {100, 300, 1000, 5000, 20'000}) {
+    Arena arena;
+    Table table(arena);
+    const auto generation = table.open(max_keys, 0);
+    const Terms terms{{{kCapacity}, kSecond}, 0, {}, {}};
+    Decision decision;
+    std::uint64_t next = 0;
+    const std::int64_t exhausted = max_keys / 5;
+    for (std::int64_t i = 0; i < max_keys; ++i)
+      table.decide(generation, terms, scattered(next++), {i < exhausted ? kCapacity : 1}, kBase, decision);
+    REQUIRE(table.stats().evicted_keys <= max_keys / 1000);
+    for (std::int64_t i = 0; i < 5 * max_keys; ++i)
+      table.decide(generation, terms, scattered(next++), {1}, kBase, decision);
+    std::int64_t lost = 0;
+    for (std::int64_t i = 0; i < exhausted; ++i) {
+      Tat state;
+      REQUIRE(table.peek(generation, terms, scattered(static_cast<std::uint64_t>(i)), kBase, state) == Status::ok);
+      lost += state.level(terms.policy, kBase).v != kCapacity;
+    }
+    INFO("max_keys " << max_keys);
+    CHECK(lost == 0);
+    CHECK(table.stats().keys == max_keys);
+    CHECK(table.stats().evicted_keys >= 5 * max_keys);
+  }
+}
+
+// ---- keys in the order of their hashes, as copies and handovers bring them ----
+
+std::vector<KeyHash> many_scattered(std::int64_t count) {
+  std::vector<KeyHash> keys;
+  for (std::int64_t i = 0; i < count; ++i) keys.push_back(scattered(static_cast<std::uint64_t>(i)));
+  return keys;
+}
+
+std::vector<KeyHash> sorted_by(std::vector<KeyHash> keys, std::uint64_t (*order)(std::uint64_t)) {
+  std::stable_sort(keys.begin(), keys.end(), [&](KeyHash a, KeyHash b) { return order(a.v) < order(b.v); });
+  return keys;
+}
+
+TEST_CASE("table: keys that come in the order of their hashes are all kept, and as small", "[table]") {
+  const std::int64_t count = most_keys() / 2;
+  const std::vector<KeyHash> keys = many_scattered(count);
+  struct Order {
+    const char* name;
+    std::vector<KeyHash> keys;
+  };
+  const std::array<Order, 6> orders = {{
+      {"random", keys},
+      {"ascending", sorted_by(keys, [](std::uint64_t hash) { return hash; })},
+      {"descending", sorted_by(keys, [](std::uint64_t hash) { return ~hash; })},
+      {"by the 64 segments of a replica", sorted_by(keys, [](std::uint64_t hash) { return hash >> 58; })},
+      {"as a replica's sweep tells them",
+       sorted_by(keys, [](std::uint64_t hash) { return hash >> 58 << 32 | (~hash & 0xffffffff); })},
+      {"as another table's walk tells them",
+       sorted_by(keys, [](std::uint64_t hash) { return hash >> 54 << 32 | (hash & 0xffffffff); })},
+  }};
+  for (const Order& order : orders) {
+    Arena arena;
+    Table table(arena);
+    // As few as a limiter may have that is to hold these.
+    const auto generation = table.open(count + count / 50, 0);
+    const Terms terms{{{10}, kSecond}, 0, {}, {}};
+    const auto began = std::chrono::steady_clock::now();
+    for (const KeyHash key : order.keys)
+      if (table.set_level(generation, terms, key, kBase + kSecond, false, kBase) != Status::ok) FAIL("not stored");
+    const auto took = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - began).count();
+    const TableStats stats = table.stats();
+    INFO(order.name);
+    CHECK(stats.keys == count);
+    CHECK(stats.evicted_keys == 0);
+    CHECK(stats.memory_bytes <= 26 * count);
+    const char* const wrong = table.validate();
+    CHECK((wrong == nullptr ? "" : wrong) == std::string());
+    fmt::print("table: {} keys, {}: {:.0f} ns and {:.1f} bytes each\n", count, order.name,
+               took / static_cast<double>(count), static_cast<double>(stats.memory_bytes) / static_cast<double>(count));
+  }
+}
+
+// ---- limits and what comes back ----
+
+TEST_CASE("table: keys of one segment never take more pages than the limiter may have", "[table]") {
+  Rng rng(5);
+  for (const std::int64_t max_keys : {1, 100, 1000, 2000}) {
+    Arena arena;
+    Table table(arena);
+    const auto generation = table.open(max_keys, 0);
+    const Terms terms{{{3}, kSecond}, 0, {}, {}};
+    // More of them than there is room for, all in one segment.
+    for (const KeyHash key : draw_keys(rng, Shape::same_top, 4000)) {
+      Decision decision;
+      REQUIRE(table.decide(generation, terms, key, {1}, kBase, decision) == Status::ok);
+    }
+    // A page for 160 keys, two to begin with, and what splits need while they divide nothing.
+    std::int64_t bits = 2;
+    while (1024 << (bits - 2) < max_keys) ++bits;
+    CHECK(table.bytes() <= (max_keys / 160 + 2 + bits) * 4096);
+    CHECK(table.validate() == nullptr);
+  }
+}
+
+TEST_CASE("table: pages of keys that were reset come back, and segments that emptied are one again", "[table]") {
+  const std::int64_t count = 200'000;
+  Arena arena;
+  Table table(arena);
+  const auto generation = table.open(1'000'000, 0);
+  const Terms terms{{{10}, kSecond}, 0, {}, {}};
+  Decision decision;
+  for (std::int64_t i = 0; i < count; ++i)
+    table.decide(generation, terms, scattered(static_cast<std::uint64_t>(i)), {1}, kBase, decision);
+  const std::int64_t full = table.bytes();
+  for (std::int64_t i = 0; i < count; ++i)
+    if (i % 10 != 0) table.reset(generation, terms, scattered(static_cast<std::uint64_t>(i)), kBase);
+  const auto sweep = [&](Nanos now) {
+    Table::Cursor cursor = 0;
+    while (!table.sweep(generation, terms, now, cursor, 3)) {
+    }
+    REQUIRE(table.validate() == nullptr);
+  };
+  for (int pass = 0; pass < 4; ++pass) sweep(kBase);
+  CHECK(table.stats().keys == count / 10);
+  CHECK(table.bytes() < full / 4);
+  const std::int64_t tenth = table.bytes();
+  for (int pass = 0; pass < 12; ++pass) sweep(kBase + kSecond);
+  CHECK(table.stats().keys == 0);
+  CHECK(table.bytes() == 4096);
+  fmt::print("table: {} keys in {} KiB; a tenth of them in {} KiB; none in {} KiB\n", count, full / 1024, tenth / 1024,
+             table.bytes() / 1024);
+}
+
+TEST_CASE("table: a table for millions of keys costs a page and a word until it has some", "[table]") {
+  Arena arena;
+  Table table(arena);
+  table.open(Table::kMaxKeys, 0);
+  CHECK(table.stats().memory_bytes == 4096 + 8);
+}
+
+TEST_CASE("table: a walk after a change tells every level as of the new terms", "[table]") {
+  Arena arena;
+  Table table(arena);
+  const auto generation = table.open(100'000, 0);
+  const Terms old{{{10}, kSecond}, 0, {}, {}};
+  Decision decision;
+  for (std::uint64_t i = 0; i < 5000; ++i) table.decide(generation, old, scattered(i), {4}, kBase, decision);
+  // Nobody has converted anything when the walk begins.
+  const Terms changed{{{10}, Nanos{kSecond.v * 60}}, 1, old.policy, kBase};
+  std::int64_t keys = 0;
+  table.for_each(changed, kBase, [&](KeyHash, const Tat& state) {
+    ++keys;
+    if (state.level(changed.policy, kBase) != Tokens{4}) FAIL("a level of the old terms");
+  });
+  CHECK(keys == 5000);
+  // Terms of before are none any more.
+  keys = 0;
+  table.for_each(old, kBase, [&](KeyHash, const Tat&) { ++keys; });
+  CHECK(keys == 0);
+}
+
 TEST_CASE("table: tables of one arena are independent, and reuse what another gave back", "[table]") {
   Arena arena;
-  TatTable a(arena);
-  TatTable b(arena);
+  Table a(arena);
+  Table b(arena);
   const Terms terms{{{3}, kSecond}, 0, {}, {}};
   auto in_a = a.open(100'000, 0);
   const auto in_b = b.open(100'000, 0);

@@ -23,7 +23,6 @@ namespace weir {
 namespace {
 
 using test::kBase;
-using TatTable = Table<TatCell>;
 
 constexpr Nanos kSecond{1'000'000'000};
 constexpr Nanos kHour{3'600'000'000'000};
@@ -47,8 +46,8 @@ Terms terms_of(Policy policy, std::uint32_t version = 0) { return {policy, versi
 
 // One caller's view of a table.
 struct Caller {
-  TatTable& table;
-  TatTable::Generation generation;
+  Table& table;
+  Table::Generation generation;
   Terms terms;
   Nanos now;
 
@@ -62,7 +61,7 @@ struct Caller {
     return table.decide(generation, terms, key, {hits}, now, decision) == Status::ok && !decision.allowed;
   }
   bool clears(KeyHash key) const { return table.reset(generation, terms, key, now) == Status::ok; }
-  void sweep(unsigned segments, std::size_t& cursor) const {
+  void sweep(unsigned segments, Table::Cursor& cursor) const {
     if (table.sweep(generation, terms, now, cursor, segments)) cursor = 0;
   }
   std::int64_t tokens() const {
@@ -89,7 +88,7 @@ struct Admitted {
 };
 
 Admitted ask_until_denied(const Traffic& traffic, const Caller& caller, unsigned id, KeyHash hot, std::uint64_t& fresh,
-                          std::size_t& cursor) {
+                          Table::Cursor& cursor) {
   Admitted mine;
   for (unsigned denials = 0; denials < 3;) {
     caller.allows(hot) ? ++mine.hot : ++denials;
@@ -104,7 +103,7 @@ Admitted ask_until_denied(const Traffic& traffic, const Caller& caller, unsigned
 void exactly_the_capacity(const Traffic& traffic) {
   constexpr std::int64_t kCapacity = 20;
   Arena arena;
-  TatTable table(arena);
+  Table table(arena);
   const auto generation = table.open(traffic.max_keys, 0);
   Barrier barrier(kThreads);
   std::atomic<std::int64_t> hot_sum{0};
@@ -116,7 +115,7 @@ void exactly_the_capacity(const Traffic& traffic) {
   run_threads(kThreads, [&](unsigned id) {
     Caller caller{table, generation, terms_of({{kCapacity}, kSecond}), kBase};
     std::uint64_t fresh = 0;
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     for (std::uint64_t round = 0; round < rounds; ++round) {
       if (traffic.time_moves) caller.now = caller.now + kSecond;
       barrier.wait();
@@ -165,8 +164,8 @@ struct Neighbours {
   static constexpr std::int64_t kAskers = 4;
   static constexpr std::int64_t kCapacity = kAskers;
   Arena arena;
-  TatTable table{arena};
-  TatTable::Generation generation = table.open(1'000'000, 0);
+  Table table{arena};
+  Table::Generation generation = table.open(1'000'000, 0);
   Caller caller{table, generation, terms_of({{kCapacity}, kSecond}), kBase};
   std::atomic<std::int64_t> wrong_denials{0};
   std::atomic<std::int64_t> wrong_admissions{0};
@@ -197,7 +196,7 @@ TEST_CASE("table: nobody is denied for a neighbour in the line, nor admitted", "
   const std::uint64_t rounds = round_count() * 100;
   Barrier barrier(kThreads);
   run_threads(kThreads, [&](unsigned id) {
-    std::size_t cursor = 0;
+    Table::Cursor cursor = 0;
     barrier.wait();
     for (std::uint64_t i = 0; i < rounds; ++i) {
       if (id < Neighbours::kAskers) {
@@ -271,7 +270,7 @@ class Changes {
 // Asks under the terms that it read last, as a batch does, until the table calls them stale.
 class Asker {
  public:
-  Asker(TatTable& table, TatTable::Generation generation, const Changes& changes)
+  Asker(Table& table, Table::Generation generation, const Changes& changes)
       : table_(table), generation_(generation), changes_(changes), terms_(&changes.current()) {}
 
   bool allows(KeyHash key) {
@@ -289,8 +288,8 @@ class Asker {
     while (question() != Status::ok) terms_ = &changes_.current();
   }
 
-  TatTable& table_;
-  TatTable::Generation generation_;
+  Table& table_;
+  Table::Generation generation_;
   const Changes& changes_;
   const Terms* terms_;
 };
@@ -300,7 +299,7 @@ TEST_CASE("table: a limiter that changes under traffic admits what its last capa
   const std::uint64_t tables = round_count() / 100 + 1;
   for (std::uint64_t t = 0; t < tables; ++t) {
     Arena arena;
-    TatTable table(arena);
+    Table table(arena);
     Changes changes(0xffffffe0);  // wraps on the way
     const auto generation = table.open(1'000'000, changes.current().version);
     Asker filler(table, generation, changes);
@@ -316,7 +315,7 @@ TEST_CASE("table: a limiter that changes under traffic admits what its last capa
       if (id == kDeciders) {  // changes the limiter, converts all of it, waits until everybody has decided under it
         while (!changes.ended()) {
           changes.next();
-          std::size_t cursor = 0;
+          Table::Cursor cursor = 0;
           while (!table.convert(generation, changes.current(), cursor, 1)) {
           }
           std::array<std::uint64_t, kDeciders> seen;
@@ -358,8 +357,8 @@ TEST_CASE("table: closes while it is asked, and opens anew under those who come 
   constexpr unsigned kDeciders = 4;
   const std::uint64_t rounds = round_count() / 10 + 1;
   Arena arena;
-  TatTable table(arena);
-  std::atomic<TatTable::Generation> current{table.open(100'000, 0)};
+  Table table(arena);
+  std::atomic<Table::Generation> current{table.open(100'000, 0)};
   std::atomic<std::int64_t> admitted{0};
   std::atomic<std::int64_t> faults{0};
   std::atomic<std::uint64_t> questions{0};
@@ -367,13 +366,13 @@ TEST_CASE("table: closes while it is asked, and opens anew under those who come 
 
   run_threads(kDeciders + 1, [&](unsigned id) {
     for (std::uint64_t round = 0; round < rounds; ++round) {
-      const TatTable::Generation generation = current.load();
+      const Table::Generation generation = current.load();
       const KeyHash hot = key_of(70, round % 3);  // the same keys as in rounds before: what is stale would be found
       barrier.wait();
       if (id < kDeciders) {
         Decision decision;
         std::uint64_t i = 0;
-        for (std::size_t cursor = 0;; ++i) {
+        for (Table::Cursor cursor = 0;; ++i) {
           const Status status = table.decide(generation, terms, hot, {1}, kBase, decision);
           if (status == Status::gone) break;
           admitted += decision.allowed;
@@ -426,12 +425,12 @@ TEST_CASE("table: a segment that changed hands is never taken for one's own", "[
   const Terms terms = terms_of({{2}, kSecond});
   const std::uint64_t rounds = round_count() * 2;
   Arena arena;
-  TatTable filled(arena);  // every key full
-  TatTable light(arena);   // every key at most once: never denied
-  std::atomic<TatTable::Generation> in_light{light.open(100'000, 0)};
+  Table filled(arena);  // every key full
+  Table light(arena);   // every key at most once: never denied
+  std::atomic<Table::Generation> in_light{light.open(100'000, 0)};
   std::atomic<bool> ended{false};
   std::atomic<std::int64_t> faults{0};
-  const auto close = [](TatTable& table) {
+  const auto close = [](Table& table) {
     table.begin_close();
     while (!table.close_some(1)) {
     }
@@ -451,7 +450,7 @@ TEST_CASE("table: a segment that changed hands is never taken for one's own", "[
     }
     while (!ended.load()) {
       const KeyHash key = key_of(90, id);
-      const TatTable::Generation generation = in_light.load();
+      const Table::Generation generation = in_light.load();
       Decision decision;
       if (light.decide(generation, terms, key, {1}, kBase, decision) == Status::ok) {
         faults += !decision.allowed;
