@@ -2,9 +2,17 @@
 #include "weir/keys.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cassert>
 #include <cstring>
 
 namespace weir {
+namespace {
+
+// After this nothing comes any more that was admitted here before.
+constexpr Nanos kToldLate{2'000'000'000};
+
+}  // namespace
 
 std::size_t StoredSet::capacity(std::size_t size) noexcept { return size + size % 2; }
 
@@ -43,6 +51,13 @@ Tokens StoredSet::weight() const noexcept {
   return sum;
 }
 
+std::uint32_t ArrivalRate::units(Tokens tokens, Tokens capacity, Nanos at) noexcept {
+  const std::int64_t unit = capacity.v / kUnits + 1;
+  const std::int64_t whole = std::min(tokens.v, capacity.v) / unit;
+  const std::int64_t rest = std::min(tokens.v, capacity.v) % unit + at.v % unit >= unit;
+  return static_cast<std::uint32_t>(whole + rest);
+}
+
 void ArrivalRate::count(Tokens tokens, Tokens capacity, Nanos now, Nanos period) noexcept {
   const std::uint32_t at = number(now, period);
   if (at != period_) {
@@ -50,10 +65,7 @@ void ArrivalRate::count(Tokens tokens, Tokens capacity, Nanos now, Nanos period)
     current_ = 0;
     period_ = at;
   }
-  const std::int64_t unit = capacity.v / kUnits + 1;
-  const std::int64_t units = std::min(tokens.v, capacity.v) / unit;
-  const std::int64_t rest = std::min(tokens.v, capacity.v) % unit + now.v % unit >= unit;
-  current_ = std::min(kMost, current_ + static_cast<std::uint32_t>(units + rest));
+  current_ = std::min(kMost, current_ + units(tokens, capacity, now));
 }
 
 Tokens ArrivalRate::per_second(Tokens capacity, Nanos now, Nanos period) const noexcept {
@@ -69,97 +81,269 @@ Tokens ArrivalRate::per_second(Tokens capacity, Nanos now, Nanos period) const n
   return {unit > INT64_MAX / kUnits / kUnits / 64 ? INT64_MAX / 4096 : std::min(units * unit, INT64_MAX / 4096)};
 }
 
+// The states of keys.
+
+std::uint32_t KeyState::Segment::take() {
+  ++large;
+  if (free != kNone) {
+    const std::uint32_t block = free;
+    free = std::bit_cast<std::uint32_t>(blocks[block].own_rate);
+    blocks[block] = {};
+    return block;
+  }
+  if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() + blocks.size() / 8 + 1);
+  blocks.emplace_back();
+  return static_cast<std::uint32_t>(blocks.size() - 1);
+}
+
+void KeyState::Segment::give_back(std::uint32_t block) noexcept {
+  --large;
+  heap += blocks[block].published.clear() + blocks[block].unsent.clear();
+  blocks[block].own_rate = std::bit_cast<ArrivalRate>(free);
+  free = block;
+}
+
 IntervalSet KeyState::all(const Policy& policy) const noexcept {
-  IntervalSet set = published.load();
-  if (unsent.empty()) return set;
-  [[maybe_unused]] const bool merged = set.merge(policy, unsent.load());
+  IntervalSet set = published();
+  if (!has_unsent()) return set;
+  [[maybe_unused]] const bool merged = set.merge(policy, unsent());
   return set;
 }
 
-// The lower bits of the hash, for the upper ones have chosen the segment; the limiter is mixed in, as the same key may
-// be asked under several.
-std::size_t Keys::home(const Segment& part, LimiterId limiter, KeyHash key) noexcept {
-  const auto low = static_cast<std::uint32_t>((key.v ^ (limiter.v * 0x9e3779b97f4a7c15u)) & UINT32_MAX);
-  return (std::uint64_t{low} * part.places.size()) >> 32;
+Nanos KeyState::union_tat(const Policy& policy) const noexcept {
+  if (!slot_->large) return small_tat(policy);
+  const Large& sets = block();
+  if (sets.unsent.empty()) return sets.published.tat(policy);
+  if (sets.published.empty()) return sets.unsent.tat(policy);
+  return all(policy).tat(policy);
 }
 
-// Where the key is, or the empty place where it would be; the number of places if there is neither.
-std::size_t Keys::place_of(const Segment& part, LimiterId limiter, KeyHash key) noexcept {
-  const std::size_t places = part.places.size();
-  if (places == 0) return 0;
-  std::size_t at = home(part, limiter, key);
-  for (std::size_t i = 0; i < places; ++i) {
-    const KeyState& state = part.places[at];
-    if (state.key.v == 0 || (state.key == key && state.limiter == limiter)) return at;
-    at = at + 1 == places ? 0 : at + 1;
+// Makes it large, if it isn't yet.
+KeyState::Large& KeyState::enlarge(const Policy& policy) {
+  if (slot_->large) return block();
+  const std::uint32_t index = part_->take();
+  Large& made = part_->blocks[index];
+  made.published.store(small_set(true));
+  made.unsent.store(small_set(false));
+  made.own_rate = own_rate(policy.capacity);
+  made.remote_rate = remote_rate(policy.capacity);
+  slot_->time = small_tat(policy).v;
+  slot_->count = index;
+  slot_->counts = kNoCounts;
+  slot_->large = 1;
+  return made;
+}
+
+// Puts a set into a small key; false if it can't hold it.
+bool KeyState::store_small(bool published, const IntervalSet& set) noexcept {
+  const bool other = small_in(!published);
+  if (set.empty() && other) return true;
+  const std::int64_t start = set.empty() ? 0 : set.begin()->start.v;
+  const std::int64_t count = set.empty() ? 0 : set.begin()->count.v;
+  if (other || set.size() > 1 || count > UINT32_MAX) return false;
+  if (slot_->time == start && slot_->count == count) return true;
+  // What came in one touch would no longer be all there is.
+  if (slot_->counts != kNoCounts) return false;
+  slot_->time = start;
+  slot_->count = static_cast<std::uint32_t>(count);
+  slot_->published = published ? 1 : 0;
+  return true;
+}
+
+void KeyState::set(const Policy& policy, bool published, const IntervalSet& set) {
+  if (!slot_->large && store_small(published, set)) return;
+  Large& sets = enlarge(policy);
+  part_->heap += published ? sets.published.store(set) : sets.unsent.store(set);
+}
+
+void KeyState::set_published(const Policy& policy, const IntervalSet& set) { this->set(policy, true, set); }
+
+void KeyState::set_unsent(const Policy& policy, const IntervalSet& set) { this->set(policy, false, set); }
+
+void KeyState::publish(const Policy& policy, const IntervalSet& births, Nanos now) {
+  IntervalSet set = published();
+  if (set.size() + births.size() > kIntervalCap) set.compact(policy, now);
+  [[maybe_unused]] const bool merged = set.merge(policy, births);
+  set_published(policy, set);
+}
+
+void KeyState::publish_unsent(const Policy& policy, Nanos now) {
+  if (!slot_->large) {
+    slot_->published = 1;
+    return;
   }
-  return places;
+  publish(policy, unsent(), now);
+  part_->heap += block().unsent.clear();
 }
 
-KeyState* Keys::find(LimiterId limiter, KeyHash key) noexcept {
-  Segment& part = segments_[segment_of(key)];
-  const std::size_t at = place_of(part, limiter, key);
-  return at < part.places.size() && part.places[at].key.v != 0 ? &part.places[at] : nullptr;
+void KeyState::set_tat(const Policy& policy, Nanos tat) {
+  if (!slot_->large && small_tat(policy) == tat) return;
+  enlarge(policy);
+  slot_->time = tat.v;
 }
 
-KeyState& Keys::find_or_insert(LimiterId limiter, KeyHash key) {
+// Notes the tokens as what made a small key; false if it can't.
+bool KeyState::count_small(Counts which, Tokens tokens, std::uint32_t number) noexcept {
+  if (slot_->counts != kNoCounts || slot_->count == 0 || tokens.v != slot_->count) return false;
+  slot_->counts = which;
+  slot_->period = number;
+  return true;
+}
+
+void KeyState::admit(const Policy& policy, Tokens hits, Nanos now) {
+  const Birth birth{now, hits};
+  if (!slot_->large && slot_->count == 0 && hits.v <= UINT32_MAX) {
+    slot_->time = now.v;
+    slot_->count = static_cast<std::uint32_t>(hits.v);
+    slot_->published = 0;
+    [[maybe_unused]] const bool counted = count_small(kOwn, hits, ArrivalRate::number(now, kOwnPeriod));
+    assert(counted);
+    return;
+  }
+  Large& sets = enlarge(policy);
+  if (!sets.unsent.append(policy, birth)) {
+    IntervalSet set = sets.unsent.load();
+    if (set.size() == kIntervalCap) set.compact(policy, now);
+    [[maybe_unused]] const bool inserted = set.insert(policy, birth);  // the TAT was within a bucket of now
+    part_->heap += sets.unsent.store(set);
+  }
+  slot_->time = (std::max(Nanos{slot_->time}, now) + hits * policy.interval).v;
+  sets.own_rate.count(hits, policy.capacity, now, kOwnPeriod);
+}
+
+void KeyState::count_remote(const Policy& policy, Tokens tokens, Nanos now) {
+  if (!slot_->large && count_small(kRemote, tokens, ArrivalRate::number(now, kRemotePeriod))) return;
+  enlarge(policy).remote_rate.count(tokens, policy.capacity, now, kRemotePeriod);
+}
+
+void KeyState::set_rates(const Policy& policy, const Rates& rates, Nanos now) {
+  if (!slot_->large && rates.own.stale(now, kOwnPeriod) && rates.remote.stale(now, kRemotePeriod)) return;
+  Large& sets = enlarge(policy);
+  sets.own_rate = rates.own;
+  sets.remote_rate = rates.remote;
+}
+
+void KeyState::rest(const Policy& policy, Nanos now) noexcept {
+  const bool stale =
+      own_rate(policy.capacity).stale(now, kOwnPeriod) && remote_rate(policy.capacity).stale(now, kRemotePeriod);
+  if (!stale) return;
+  slot_->counts = kNoCounts;
+  if (!slot_->large) return;
+  const Large& sets = block();
+  if (sets.published.intervals() + sets.unsent.intervals() > 1) return;
+  const bool published = !sets.published.empty();
+  const StoredSet& only = published ? sets.published : sets.unsent;
+  const Nanos end = only.tat(policy);
+  // All TATs that have passed say the same, even for births that were admitted a moment ago and are told late.
+  const bool passed = std::max(end, Nanos{slot_->time}) <= now - kToldLate;
+  if (only.weight().v > UINT32_MAX || (end.v != slot_->time && !passed)) return;
+  const std::uint32_t gone = slot_->count;
+  slot_->time = only.oldest().v;
+  slot_->count = static_cast<std::uint32_t>(only.weight().v);
+  slot_->published = published ? 1 : 0;
+  slot_->large = 0;
+  part_->give_back(gone);
+}
+
+// The table.
+
+KeyState Keys::find_or_insert(LimiterSlot limiter, KeyHash key) {
   assert(key.v != 0);
-  if (KeyState* const found = find(limiter, key)) return *found;
   Segment& part = segments_[segment_of(key)];
-  // Small tables may be full; large ones keep an eighth free, so that a search ends soon.
-  if (part.used + part.places.size() / 8 >= part.places.size()) grow(part);
-  KeyState& state = part.places[place_of(part, limiter, key)];
-  state.key = key;
-  state.limiter = limiter;
-  ++part.used;
-  ++size_;
-  return state;
-}
-
-void Keys::grow(Segment& part) {
-  Segment larger;
-  larger.places.resize(part.places.size() + std::max<std::size_t>(1, part.places.size() / 8));
-  for (KeyState& state : part.places) {
-    if (state.key.v != 0) larger.places[place_of(larger, state.limiter, state.key)] = std::move(state);
+  std::size_t at = place_of(part, limiter, key);
+  assert(part.places.empty() || part.used < part.places.size() || part.places.size() <= kFullMost);
+  if (at == part.places.size() || part.places[at].key.v == 0) {
+    const std::size_t places = part.places.size();
+    const std::size_t least = least_places(part.used + 1);
+    if (least > places) {
+      resize(part, std::max(least, places + places / 16));
+      at = place_of(part, limiter, key);
+    }
+    part.places[at].key = key;
+    part.places[at].limiter = limiter.v;
+    ++part.used;
+    ++size_;
   }
-  part.places = std::move(larger.places);
+  return {part, part.places[at]};
 }
 
-void Keys::erase(LimiterId limiter, KeyHash key) noexcept {
+void Keys::resize(Segment& part, std::size_t places) {
+  decltype(part.places) before(places);
+  part.places.swap(before);
+  Slot* const to = part.places.data();
+  for (const Slot& slot : before) {
+    if (slot.key.v == 0) continue;
+    // In the order of before, which is nearly that of their homes: each finds its place soon.
+    std::size_t at = home(part, {static_cast<std::uint16_t>(slot.limiter)}, slot.key);
+    while (to[at].key.v != 0) at = at + 1 == places ? 0 : at + 1;
+    to[at] = slot;
+  }
+}
+
+void Keys::fit(std::size_t segment) {
+  Segment& part = segments_[segment];
+  if (part.used * 2 < part.places.size()) resize(part, least_places(part.used));
+  if (part.large * 2 >= part.blocks.size()) return;
+  decltype(part.blocks) blocks;
+  blocks.reserve(part.large);
+  for (Slot& slot : part.places) {
+    if (slot.key.v == 0 || slot.large == 0) continue;
+    blocks.push_back(std::move(part.blocks[slot.count]));
+    slot.count = static_cast<std::uint32_t>(blocks.size() - 1);
+  }
+  part.blocks = std::move(blocks);
+  part.free = Segment::kNone;
+}
+
+void Keys::erase(LimiterSlot limiter, KeyHash key) noexcept {
   Segment& part = segments_[segment_of(key)];
   const std::size_t at = place_of(part, limiter, key);
   if (at < part.places.size() && part.places[at].key.v != 0) erase_at(part, at);
 }
 
-// Closes the gap: each state after it, up to the next empty place, moves back if it may lie there.
+// Closes the gap: each slot after it, up to the next empty place, moves back if it may lie there.
 void Keys::erase_at(Segment& part, std::size_t place) noexcept {
   const std::size_t places = part.places.size();
-  const KeyState& gone = part.places[place];
-  heap_ -= static_cast<std::ptrdiff_t>(gone.published.heap_bytes() + gone.unsent.heap_bytes());
-  part.places[place] = KeyState{};
+  if (part.places[place].large) part.give_back(part.places[place].count);
+  part.places[place] = Slot{};
   --part.used;
   --size_;
   std::size_t gap = place;
   std::size_t at = place;
   for (std::size_t i = 1; i < places; ++i) {
     at = at + 1 == places ? 0 : at + 1;
-    KeyState& state = part.places[at];
-    if (state.key.v == 0) return;
-    const std::size_t wants = home(part, state.limiter, state.key);
+    Slot& slot = part.places[at];
+    if (slot.key.v == 0) return;
+    const std::size_t wants = home(part, {static_cast<std::uint16_t>(slot.limiter)}, slot.key);
     // How far it lies from home, and how far it would.
     const std::size_t far = at >= wants ? at - wants : at + places - wants;
     const std::size_t hop = at >= gap ? at - gap : at + places - gap;
     if (hop > far) continue;
-    part.places[gap] = std::move(state);
-    state = KeyState{};
+    part.places[gap] = std::exchange(slot, Slot{});
     gap = at;
   }
 }
 
 std::size_t Keys::held() const noexcept {
-  std::size_t bytes = static_cast<std::size_t>(heap_);
-  for (const Segment& part : segments_) bytes += part.places.capacity() * sizeof(KeyState);
+  std::size_t bytes = 0;
+  for (const Segment& part : segments_) {
+    bytes += PageAllocator<Slot>::held(part.places.capacity()) +
+             PageAllocator<KeyState::Large>::held(part.blocks.capacity()) + static_cast<std::size_t>(part.heap);
+  }
   return bytes;
+}
+
+std::size_t Keys::distance(std::size_t segment) const noexcept {
+  const Segment& part = segments_[segment];
+  const std::size_t places = part.places.size();
+  std::size_t sum = 0;
+  for (std::size_t at = 0; at < places; ++at) {
+    const Slot& slot = part.places[at];
+    if (slot.key.v == 0) continue;
+    const std::size_t wants = home(part, {static_cast<std::uint16_t>(slot.limiter)}, slot.key);
+    sum += at >= wants ? at - wants : at + places - wants;
+  }
+  return sum;
 }
 
 }  // namespace weir

@@ -5,6 +5,8 @@
 #include <array>
 #include <cassert>
 
+#include "weir/siphash.hpp"
+
 namespace weir {
 namespace {
 
@@ -14,15 +16,18 @@ constexpr std::size_t kDueMax = 4096;
 constexpr std::size_t kEvictAmong = 32;
 constexpr std::size_t kAgingMax = std::size_t{1} << 22;
 constexpr Nanos kSecond{1'000'000'000};
-// Over which arrivals are averaged: short where a burst must be noticed while it fills the bucket, long where records
-// come in lumps.
-constexpr Nanos kBurstPeriod{125'000'000};
-constexpr Nanos kRemotePeriod{1'000'000'000};
 
 // Whether the answer may be much longer than the item.
 bool is_question(const Item& item) noexcept {
   return std::holds_alternative<NackItem>(item) || std::holds_alternative<VectorItem>(item) ||
          std::holds_alternative<DigestItem>(item) || std::holds_alternative<CopyRequestItem>(item);
+}
+
+// No two nodes, nor two runs of one, may have their keys in the same order (see keys.hpp).
+std::uint64_t salt_of(const ReplicaConfig& config) noexcept {
+  std::array<std::uint8_t, 8> seed{};
+  for (unsigned i = 0; i < 8; ++i) seed[i] = static_cast<std::uint8_t>(config.seed >> (8 * i));
+  return siphash13(SipKey{config.self.v, config.incarnation}, seed, 0).v;
 }
 
 }  // namespace
@@ -31,6 +36,7 @@ Replica::Replica(const ReplicaConfig& config)
     : config_(config),
       self_{config.self, config.incarnation},
       members_(config.members),
+      keys_(salt_of(config)),
       history_(self_, config.history) {
   std::sort(members_.begin(), members_.end());
   for (const NodeId node : config.neighbours) {
@@ -54,30 +60,37 @@ Replica::Replica(const ReplicaConfig& config)
   }
 }
 
-const Replica::Limiter* Replica::limiter(LimiterId id) const noexcept {
-  const auto at = std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; });
-  return at == limiters_.end() ? nullptr : &*at;
+KeyState Replica::find(LimiterId id, KeyHash key) const noexcept {
+  const Limiter* const its = limiter(id);
+  return its == nullptr ? KeyState() : const_cast<Keys&>(keys_).find(its->slot, key);
+}
+
+void Replica::prefetch(LimiterId id, KeyHash key) const noexcept {
+  if (const Limiter* const its = limiter(id)) keys_.prefetch(its->slot, key);
 }
 
 void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now, Effects& effects) {
   assert(terms.policy.valid());
   const Limiter* const had = limiter(id);
   if (had == nullptr) {
-    limiters_.push_back({id, terms});
+    limiters_.full() ? void(++stats_.refused) : limiters_.add(id.v, [&](std::uint16_t slot) {
+      return Limiter{id, {slot}, terms};
+    });
     return;
   }
   if (terms.version <= had->terms.version) return;
   const Limiter before = *had;
   FrameWriter frame(self_.incarnation);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    keys_.sweep(segment, [&](KeyState& state) {
-      if (state.limiter != id) return true;
-      if (!state.unsent.empty()) emit(before, state, now, frame);
+    keys_.sweep(segment, [&](KeyState state) {
+      if (state.limiter() != before.slot) return true;
+      if (state.has_unsent()) emit(before, state, now, frame);
       if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
-      IntervalSet set = state.published.load();
+      state.rest(before.terms.policy, now);
+      IntervalSet set = state.published();
       set.change(before.terms.policy, terms.policy, now);
-      keys_.account(state.published.store(set));
-      state.tat = set.tat(terms.policy);
+      state.set_published(before.terms.policy, set);
+      state.set_tat(terms.policy, set.tat(terms.policy));
       return true;
     });
   }
@@ -86,16 +99,15 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
     shadow = shadow->first.first == id.v ? shadows_.erase(shadow) : std::next(shadow);
   }
   exceeded_.erase(id.v);
-  *std::find_if(limiters_.begin(), limiters_.end(), [&](const Limiter& has) { return has.id == id; }) = {id, terms};
+  limiters_.find(id.v)->terms = terms;
 }
 
 void Replica::push(Nanos now, Effects& effects) {
   FrameWriter frame(self_.incarnation);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    keys_.sweep(segment, [&](KeyState& state) {
-      const Limiter* const its = state.unsent.empty() ? nullptr : limiter(state.limiter);
-      if (its == nullptr) return true;
-      emit(*its, state, now, frame);
+    keys_.sweep(segment, [&](KeyState state) {
+      if (!state.has_unsent()) return true;
+      emit(limiter_of(state), state, now, frame);
       if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
       return true;
     });
@@ -104,13 +116,20 @@ void Replica::push(Nanos now, Effects& effects) {
 }
 
 void Replica::drop_limiter(LimiterId id) {
-  std::erase_if(limiters_, [&](const Limiter& has) { return has.id == id; });
+  const Limiter* const its = limiter(id);
+  if (its == nullptr) return;
   exceeded_.erase(id.v);
   std::erase_if(shadows_, [&](const auto& entry) { return entry.first.first == id.v; });
   std::erase_if(resets_, [&](const auto& entry) { return entry.first.first == id.v; });
+  erase_keys(its->slot);
+  limiters_.erase(id.v);
+}
+
+// All of them, before the slot is another limiter's.
+void Replica::erase_keys(LimiterSlot limiter) {
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    // Twice, as a sweep that erases doesn't visit all.
-    for (int i = 0; i < 2; ++i) keys_.sweep(segment, [&](const KeyState& state) { return state.limiter != id; });
+    keys_.sweep(segment, [&](const KeyState& state) { return state.limiter() != limiter; });
+    keys_.fit(segment);
   }
 }
 
@@ -123,14 +142,14 @@ bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now) {
   if (time <= at) return true;
   at = time;
   shadows_.erase(name);
-  KeyState* const state = keys_.find(id, key);
-  if (state == nullptr) {
+  KeyState state = keys_.find(its->slot, key);
+  if (!state) {
     tell_level(*its, key, now, true);  // the table may know the key from its owner
     return true;
   }
-  keys_.account(state->published.store(since_reset(name, state->published.load())));
-  keys_.account(state->unsent.store(since_reset(name, state->unsent.load())));
-  settle(*its, *state, now, true);
+  state.set_published(its->terms.policy, since_reset(name, state.published()));
+  state.set_unsent(its->terms.policy, since_reset(name, state.unsent()));
+  settle(*its, state, now, true);
   return true;
 }
 
@@ -178,7 +197,7 @@ Held Replica::held() const {
                aging_.size() * sizeof(aging_.top()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
                tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
-    held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
+    held.state += heap_block(4 * sizeof(void*) + sizeof(key) + sizeof(shadow)) + shadow.set.heap_bytes();
   }
   if (copy_) {
     for (const auto& [segment, parts] : copy_->parts) {
@@ -188,27 +207,30 @@ Held Replica::held() const {
       }
     }
   }
-  held.state += resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
+  held.state += resets_.size() * heap_block(4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
-               limiters_.capacity() * sizeof(Limiter) + origins_.held();
+               limiters_.held() + origins_.held();
   return held;
 }
 
 IntervalSet Replica::published(LimiterId id, KeyHash key) const {
-  const KeyState* const state = const_cast<Keys&>(keys_).find(id, key);
-  return state == nullptr ? IntervalSet{} : state->published.load();
+  const KeyState state = find(id, key);
+  return state ? state.published() : IntervalSet{};
 }
 
 IntervalSet Replica::unsent(LimiterId id, KeyHash key) const {
-  const KeyState* const state = const_cast<Keys&>(keys_).find(id, key);
-  return state == nullptr ? IntervalSet{} : state->unsent.load();
+  const KeyState state = find(id, key);
+  return state ? state.unsent() : IntervalSet{};
 }
 
 // Deciding.
 
-std::int64_t Replica::share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept {
-  const Policy& policy = limiter.terms.policy;
-  const Tokens slack = Tat(state == nullptr ? Nanos{0} : state->tat).slack(policy, now);
+Nanos Replica::tat_of(const Limiter& limiter, const KeyState& state) const noexcept {
+  return state ? state.tat(limiter.terms.policy) : Nanos{0};
+}
+
+std::int64_t Replica::share(const Limiter& limiter, const KeyState& state, Nanos now) const noexcept {
+  const Tokens slack = Tat(tat_of(limiter, state)).slack(limiter.terms.policy, now);
   const auto nodes = limiter.terms.partition == Partition::open ? live() : registered();
   return std::max<std::int64_t>(1, slack.v / static_cast<std::int64_t>(nodes));
 }
@@ -216,20 +238,18 @@ std::int64_t Replica::share(const Limiter& limiter, const KeyState* state, Nanos
 // Births that other nodes have probably admitted and that are not here yet. Whole tokens only: a fraction, rounded up,
 // would deny one token of a small limiter for ever.
 Tokens Replica::on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept {
-  if (delay_ < config_.long_delay) return {0};
-  const std::int64_t rate =
-      std::min<std::int64_t>(state.remote_rate.per_second(capacity, now, kRemotePeriod).v, 1'000'000'000);
+  if (!state || delay_ < config_.long_delay) return {0};
+  const std::int64_t rate = std::min<std::int64_t>(state.remote_per_second(capacity, now).v, 1'000'000'000);
   return {rate * (delay_.v / 1000) / 2 / 1'000'000};
 }
 
-bool Replica::admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const {
+bool Replica::admits(const Limiter& limiter, const KeyState& state, KeyHash key, Tokens hits, Nanos now) const {
   const ReplicatedTerms& terms = limiter.terms;
   if (terms.partition == Partition::closed && minority()) return false;
   if (hits > terms.policy.capacity) return false;
   Tokens asked = hits + claimed_by_others(limiter.id, key);
-  if (state == nullptr) return asked <= terms.policy.capacity;
-  asked = asked + on_the_way(terms.policy.capacity, *state, now);
-  return asked <= terms.policy.capacity && Tat(state->tat).admits(terms.policy, asked, now);
+  asked = asked + on_the_way(terms.policy.capacity, state, now);
+  return asked <= terms.policy.capacity && Tat(tat_of(limiter, state)).admits(terms.policy, asked, now);
 }
 
 void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
@@ -239,7 +259,7 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
     effects.answers.push_back({request.ticket, false});
     return;
   }
-  const KeyState* const state = keys_.find(request.limiter, request.key);
+  const KeyState state = keys_.find(asked->slot, request.key);
   if (!admits(*asked, state, request.key, request.hits, now)) {
     effects.answers.push_back({request.ticket, false});
     return;
@@ -251,20 +271,11 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
   effects.answers.push_back({request.ticket, true});
 }
 
-void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
-  const Policy& policy = limiter.terms.policy;
-  if (keys_.size() >= config_.max_keys && keys_.find(limiter.id, key) == nullptr) make_room(limiter.id, key, now);
-  KeyState& state = keys_.find_or_insert(limiter.id, key);
-  const bool first = state.unsent.empty();
-  const Birth birth{now, hits};
-  if (!state.unsent.append(policy, birth)) {
-    IntervalSet set = state.unsent.load();
-    if (set.size() == kIntervalCap) set.compact(policy, now);
-    [[maybe_unused]] const bool inserted = set.insert(policy, birth);  // the TAT was within a bucket of now
-    keys_.account(state.unsent.store(set));
-  }
-  state.tat = std::max(state.tat, now) + hits * policy.interval;
-  state.own_rate.count(hits, policy.capacity, now, kBurstPeriod);
+KeyState Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
+  if (keys_.size() >= config_.max_keys && !keys_.find(limiter.slot, key)) make_room(limiter.id, key, now);
+  KeyState state = keys_.find_or_insert(limiter.slot, key);
+  const bool first = !state.has_unsent();
+  state.admit(limiter.terms.policy, hits, now);
   if (limiter.terms.partition == Partition::share) {
     const Interval own{now, hits};
     count_for_other_side(limiter, key, {&own, 1}, now);
@@ -273,6 +284,7 @@ void Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now)
     aging_.emplace(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
   }
   push_if_due(limiter, state, now);
+  return state;
 }
 
 void Replica::admitted(const Admission& admission, Nanos now) {
@@ -281,37 +293,40 @@ void Replica::admitted(const Admission& admission, Nanos now) {
     ++stats_.refused;
     return;
   }
-  admit(*its, admission.key, admission.hits, std::min(admission.time, now));
+  const KeyState state = admit(*its, admission.key, admission.hits, std::min(admission.time, now));
   // The table didn't know all that is known here: it was evicted there, or others' births came at that moment.
-  const KeyState* const state = keys_.find(admission.limiter, admission.key);
-  if (state == nullptr) return;
   // While keys are carried it may also have known more: then the birth came under a hash that was carried before it, or
   // a level was corrected without it.
   const bool carrying = carried_at_.v != 0 && now - carried_at_ < IntervalSet::horizon(its->terms.policy);
-  if (state->tat > admission.tat || (carrying && state->tat != admission.tat)) tell_level(*its, admission.key, now);
+  const Nanos tat = state.tat(its->terms.policy);
+  if (tat > admission.tat || (carrying && tat != admission.tat)) tell_level(*its, admission.key, state, now, false);
 }
 
 void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
   const Limiter* const its = limiter(id);
   if (its == nullptr) return;
   const Policy& policy = its->terms.policy;
-  const KeyState* const state = keys_.find(id, key);
-  const Tokens known = Tat(state == nullptr ? Nanos{0} : state->tat).level(policy, now);
+  const KeyState state = keys_.find(its->slot, key);
+  const Tokens known = Tat(tat_of(*its, state)).level(policy, now);
   const Tokens more = Tat(tat).level(policy, now) - known - claimed_by_others(id, key);
-  const Tokens estimate = state == nullptr ? Tokens{0} : on_the_way(policy.capacity, *state, now);
+  const Tokens estimate = on_the_way(policy.capacity, state, now);
   if (more > estimate) admit(*its, key, more - estimate, now);
 }
 
 // Evicts one of the keys that lie near: that of lowest level loses the least, nothing if it is expired.
 void Replica::make_room(LimiterId id, KeyHash key, Nanos now) {
-  KeyState* least = nullptr;
-  keys_.for_some(id, key, kEvictAmong, [&](KeyState& state) {
-    if (least == nullptr || state.tat < least->tat) least = &state;
+  KeyState least;
+  Nanos least_tat;
+  keys_.for_some(limiter(id)->slot, key, kEvictAmong, [&](const KeyState& state) {
+    const Nanos tat = tat_of(limiter_of(state), state);
+    if (least && tat >= least_tat) return;
+    least = state;
+    least_tat = tat;
   });
-  if (least == nullptr) return;  // other segments hold them all
-  if (keep_key(*least, now)) ++stats_.evicted_keys;
-  shadows_.erase({least->limiter.v, least->key.v});
-  keys_.erase(least->limiter, least->key);
+  if (!least) return;  // other segments hold them all
+  if (keep_key(least, now)) ++stats_.evicted_keys;
+  shadows_.erase({limiter_of(least).id.v, least.key().v});
+  keys_.erase(least.limiter(), least.key());
 }
 
 // Partition::share. After k tokens admitted by this side of m of N nodes, the others are taken to have admitted
@@ -335,31 +350,34 @@ void Replica::count_for_other_side(const Limiter& limiter, KeyHash key, std::spa
     held = wanted;
   }
   shadow.set.store(set);
-  if (KeyState* const state = keys_.find(limiter.id, key)) settle(limiter, *state, now);
+  if (const KeyState state = keys_.find(limiter.slot, key)) settle(limiter, state, now);
 }
 
 void Replica::drop_shadows(Nanos now) {
   const auto shadows = std::exchange(shadows_, {});
   for (const auto& [key, shadow] : shadows) {
     const Limiter* const its = limiter({key.first});
-    KeyState* const state = keys_.find({key.first}, {key.second});
+    const KeyState state = find({key.first}, {key.second});
     // (Tables know more of keys with owners than is here: levels that were told.)
-    if (its != nullptr && state != nullptr) settle(*its, *state, now, its->terms.large_hits != LargeHits::owner);
+    if (state) settle(*its, state, now, its->terms.large_hits != LargeHits::owner);
   }
 }
 
 // What the sets of a key make of its level.
-void Replica::settle(const Limiter& limiter, KeyState& state, Nanos now, bool exactly) {
-  state.tat = union_tat(limiter, state);
-  tell_level(limiter, state.key, now, exactly);
+void Replica::settle(const Limiter& limiter, KeyState state, Nanos now, bool exactly) {
+  state.set_tat(limiter.terms.policy, union_tat(limiter, state));
+  tell_level(limiter, state.key(), state, now, exactly);
 }
 
 void Replica::tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool exactly) {
+  if (tells_levels_) tell_level(limiter, key, keys_.find(limiter.slot, key), now, exactly);
+}
+
+void Replica::tell_level(const Limiter& limiter, KeyHash key, const KeyState& state, Nanos now, bool exactly) {
   if (!tells_levels_) return;
   const Policy& policy = limiter.terms.policy;
-  const KeyState* const state = keys_.find(limiter.id, key);
-  const Nanos tat = state == nullptr ? Nanos{0} : state->tat;
-  const Tokens estimate = state == nullptr ? Tokens{0} : on_the_way(policy.capacity, *state, now);
+  const Nanos tat = tat_of(limiter, state);
+  const Tokens estimate = on_the_way(policy.capacity, state, now);
   const bool sure = limiter.terms.large_hits == LargeHits::owner;
   const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
   const Key name{limiter.id.v, key.v};
@@ -380,12 +398,8 @@ void Replica::tell_estimates(Nanos now) {
 
 Nanos Replica::union_tat(const Limiter& limiter, const KeyState& state) const {
   const Policy& policy = limiter.terms.policy;
-  const auto shadow = shadows_.empty() ? shadows_.end() : shadows_.find({limiter.id.v, state.key.v});
-  if (shadow == shadows_.end()) {
-    if (state.unsent.empty()) return state.published.tat(policy);
-    if (state.published.empty()) return state.unsent.tat(policy);
-    return state.all(policy).tat(policy);
-  }
+  const auto shadow = shadows_.empty() ? shadows_.end() : shadows_.find({limiter.id.v, state.key().v});
+  if (shadow == shadows_.end()) return state.union_tat(policy);
   IntervalSet set = state.all(policy);
   [[maybe_unused]] const bool merged = set.merge(policy, shadow->second.set.load());
   return set.tat(policy);
@@ -393,28 +407,29 @@ Nanos Replica::union_tat(const Limiter& limiter, const KeyState& state) const {
 
 // Pushing.
 
-void Replica::push_if_due(const Limiter& limiter, KeyState& state, Nanos now) {
-  if (state.unsent.empty()) return;
+void Replica::push_if_due(const Limiter& limiter, KeyState state, Nanos now) {
+  if (!state.has_unsent()) return;
   // Births that come after the horizon find nothing left to fuse with, and are lost: they go before it. Sweeps come too
   // seldom for that where the horizon is short.
   const Nanos horizon = IntervalSet::horizon(limiter.terms.policy);
-  const bool fading = !state.published.empty() && state.unsent.oldest() < now - Nanos{horizon.v - horizon.v / 8};
-  if (!fading && state.unsent.weight().v < share(limiter, &state, now)) return;
+  const bool fading = state.has_published() && state.oldest_unsent() < now - Nanos{horizon.v - horizon.v / 8};
+  if (!fading && state.unsent_weight().v < share(limiter, state, now)) return;
   // 3 % of the slack may fill while the key waits for company. What others admit shows only when they push: until then
   // they are taken to admit as much as this node does.
-  const std::int64_t slack = Tat(state.tat).slack(limiter.terms.policy, now).v;
-  const std::int64_t own = state.own_rate.per_second(limiter.terms.policy.capacity, now, kBurstPeriod).v;
-  const std::int64_t seen = own + state.remote_rate.per_second(limiter.terms.policy.capacity, now, kRemotePeriod).v;
+  const Policy& policy = limiter.terms.policy;
+  const std::int64_t slack = Tat(state.tat(policy)).slack(policy, now).v;
+  const std::int64_t own = state.own_per_second(policy.capacity, now).v;
+  const std::int64_t seen = own + state.remote_per_second(policy.capacity, now).v;
   const std::int64_t rate = std::max({std::int64_t{1}, seen, own * static_cast<std::int64_t>(live())});
   const std::int64_t wait = std::clamp<std::int64_t>(slack, 0, 1'000'000'000) * 30'000'000 / rate;
   make_due(state, now + Nanos{std::min(wait, config_.coalesce_most.v)});
 }
 
-void Replica::make_due(KeyState& state, Nanos at) {
+void Replica::make_due(KeyState state, Nanos at) {
   flush_at_ = std::min(flush_at_, at);
-  if (state.due) return;
-  state.due = true;
-  due_.emplace_back(state.limiter.v, state.key.v);
+  if (state.due()) return;
+  state.set_due(true);
+  due_.emplace_back(limiter_of(state).id.v, state.key().v);
 }
 
 // `acked_peer` gets an acknowledgement of its claim in the same frame, so that it can't come before the births.
@@ -423,12 +438,11 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
   const auto due = std::exchange(due_, {});
   flush_at_ = kNever;
   for (const auto& [id, hash] : due) {
-    KeyState* const state = keys_.find({id}, {hash});
-    const Limiter* const its = limiter({id});
-    if (state == nullptr || its == nullptr) continue;
-    state->due = false;
-    if (state->unsent.empty()) continue;
-    emit(*its, *state, now, frame);
+    KeyState state = find({id}, {hash});
+    if (!state) continue;
+    state.set_due(false);
+    if (!state.has_unsent()) continue;
+    emit(limiter_of(state), state, now, frame);
     if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
   }
   if (acked_peer != nullptr) {
@@ -444,43 +458,31 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
 }
 
 // Numbers the unsent births of a key as one record, which is published from now on.
-void Replica::emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame) {
-  const IntervalSet births = state.unsent.load();
-  const Subject subject{limiter.id, limiter.terms.version, state.key};
+void Replica::emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame) {
+  const IntervalSet births = state.unsent();
+  const Subject subject{limiter.id, limiter.terms.version, state.key()};
   const std::uint64_t seq = history_.next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
   const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
   history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
-  publish(limiter, state, births, now);
-  keys_.account(state.unsent.clear());
+  state.publish_unsent(limiter.terms.policy, now);
   ++stats_.records_sent;
   news(now);
 }
 
-void Replica::publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now) {
-  const Policy& policy = limiter.terms.policy;
-  IntervalSet set = state.published.load();
-  if (set.size() + births.size() > kIntervalCap) set.compact(policy, now);
-  [[maybe_unused]] const bool merged = set.merge(policy, births);
-  keys_.account(state.published.store(set));
-}
-
 // Overshoot.
 
-Overshoot Replica::overshoot(const Limiter& limiter, const KeyState* state, Nanos now) const {
+Overshoot Replica::overshoot(const Limiter& limiter, const KeyState& state, Nanos now) const {
   const Policy& policy = limiter.terms.policy;
-  const std::int64_t beyond = (state == nullptr ? 0 : Tat(state->tat).level(policy, now).v) - policy.capacity.v;
+  const std::int64_t beyond = Tat(tat_of(limiter, state)).level(policy, now).v - policy.capacity.v;
   Overshoot seen;
   seen.exceeded = {std::max<std::int64_t>(0, beyond)};
   const auto others = static_cast<std::int64_t>(live()) - 1;
   if (others == 0) return seen;
   seen.worst = {std::min(std::max<std::int64_t>(0, -beyond), kTimeMax.v / others) * others};
-  std::int64_t rate = 0;
-  if (state != nullptr) {
-    rate = state->own_rate.per_second(policy.capacity, now, kBurstPeriod).v +
-           state->remote_rate.per_second(policy.capacity, now, kRemotePeriod).v;
-  }
+  const std::int64_t rate =
+      state ? state.own_per_second(policy.capacity, now).v + state.remote_per_second(policy.capacity, now).v : 0;
   // So bounded, the product fits.
   constexpr std::int64_t most = 1'000'000'000;
   const std::int64_t within = ceil_div(std::min(rate, most) * std::min(delay_.v / 1000, most), 1'000'000);
@@ -490,7 +492,7 @@ Overshoot Replica::overshoot(const Limiter& limiter, const KeyState* state, Nano
 
 Overshoot Replica::overshoot(LimiterId id, KeyHash key, Nanos now) const {
   const Limiter* const its = limiter(id);
-  return its == nullptr ? Overshoot{} : overshoot(*its, const_cast<Keys&>(keys_).find(id, key), now);
+  return its == nullptr ? Overshoot{} : overshoot(*its, find(id, key), now);
 }
 
 Overshoot Replica::most_exceeded(LimiterId id) const {
@@ -500,9 +502,9 @@ Overshoot Replica::most_exceeded(LimiterId id) const {
 
 // (What is held on behalf of an unreachable side was admitted by nobody yet.)
 void Replica::note_overshoot(const Limiter& limiter, const KeyState& state, Nanos now) {
-  if (state.tat - now <= limiter.terms.policy.capacity * limiter.terms.policy.interval) return;
-  if (shadows_.contains({limiter.id.v, state.key.v})) return;
-  const Overshoot seen = overshoot(limiter, &state, now);
+  if (state.tat(limiter.terms.policy) - now <= limiter.terms.policy.span()) return;
+  if (shadows_.contains({limiter.id.v, state.key().v})) return;
+  const Overshoot seen = overshoot(limiter, state, now);
   Overshoot& most = exceeded_[limiter.id.v];
   if (seen.exceeded > most.exceeded) most = seen;
 }
@@ -510,34 +512,36 @@ void Replica::note_overshoot(const Limiter& limiter, const KeyState& state, Nano
 // Forgetting.
 
 // False if nothing of the key can matter any more.
-bool Replica::keep_key(KeyState& state, Nanos now) {
-  const Limiter* const its = limiter(state.limiter);
-  if (its == nullptr) return false;
-  const Policy& policy = its->terms.policy;
-  IntervalSet published = state.published.load();
+bool Replica::keep_key(KeyState state, Nanos now) {
+  const Limiter& its = limiter_of(state);
+  const Policy& policy = its.terms.policy;
+  state.rest(policy, now);
+  IntervalSet published = state.published();
   published.compact(policy, now);
-  keys_.account(state.published.store(published));
-  if (!state.unsent.empty() && state.unsent.oldest() < now - IntervalSet::horizon(policy)) {
+  state.set_published(policy, published);
+  if (state.has_unsent() && state.oldest_unsent() < now - IntervalSet::horizon(policy)) {
     // Forgetting it plainly would never limit who sits a little above the rate.
     if (!published.empty()) {
       make_due(state, now);
     } else {
-      IntervalSet unsent = state.unsent.load();
+      IntervalSet unsent = state.unsent();
       const Tokens weight = unsent.weight();
       unsent.compact(policy, now);
       stats_.forgotten_births += static_cast<std::uint64_t>((weight - unsent.weight()).v);
-      keys_.account(state.unsent.store(unsent));
+      state.set_unsent(policy, unsent);
     }
   }
-  const bool keep = !published.empty() || !state.unsent.empty();
+  const bool keep = !published.empty() || state.has_unsent();
   // What is held on behalf of an unreachable side is of the same times, and expired too.
-  if (!keep) shadows_.erase({state.limiter.v, state.key.v});
+  if (!keep) shadows_.erase({its.id.v, state.key().v});
+  state.rest(policy, now);
   return keep;
 }
 
 void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
-  keys_.sweep(sweep_next_, [&](KeyState& state) { return keep_key(state, now); });
+  keys_.sweep(sweep_next_, [&](KeyState state) { return keep_key(state, now); });
+  keys_.fit(sweep_next_);
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
   if (sweep_next_ == 0) {
     std::erase_if(resets_, [&](const auto& entry) {
@@ -704,12 +708,12 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
     for (const Interval& interval : births) weight = {std::min(policy.capacity.v, weight.v + interval.count.v)};
     if (!set.insert(policy, {now, weight})) return;
   }
-  if (keys_.size() >= config_.max_keys && keys_.find(subject.limiter, subject.key) == nullptr) {
+  if (keys_.size() >= config_.max_keys && !keys_.find(its->slot, subject.key)) {
     make_room(subject.limiter, subject.key, now);
   }
-  KeyState& state = keys_.find_or_insert(subject.limiter, subject.key);
-  publish(*its, state, set, now);
-  if (news) state.remote_rate.count(set.weight(), policy.capacity, now, kRemotePeriod);
+  KeyState state = keys_.find_or_insert(its->slot, subject.key);
+  state.publish(policy, set, now);
+  if (news) state.count_remote(policy, set.weight(), now);
   settle(*its, state, now);
   if (news) note_overshoot(*its, state, now);
   if (news && its->terms.partition == Partition::share) {

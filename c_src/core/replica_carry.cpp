@@ -4,7 +4,6 @@
 // agree on when a key is carried: each unites what it has, and what comes later in its turn.
 #include <algorithm>
 #include <array>
-#include <tuple>
 #include <utility>
 
 #include "weir/replica.hpp"
@@ -34,6 +33,27 @@ void Replica::rename(const Key& before, const Key& key) {
   }
 }
 
+// Its births are those of `key` from now on.
+KeyState Replica::take_over(const Limiter& limiter, const KeyState& was, KeyHash key, Nanos now) {
+  const Policy& policy = limiter.terms.policy;
+  const IntervalSet published = was.published();
+  const IntervalSet unsent = was.unsent();
+  const KeyState::Rates rates = was.rates(policy);
+  keys_.erase(limiter.slot, was.key());
+  const bool fresh = !keys_.find(limiter.slot, key);
+  KeyState state = keys_.find_or_insert(limiter.slot, key);
+  if (fresh) state.set_rates(policy, rates, now);
+  state.publish(policy, published, now);
+  IntervalSet own = state.unsent();
+  if (own.size() + unsent.size() > kIntervalCap) own.compact(policy, now);
+  [[maybe_unused]] const bool merged = own.merge(policy, unsent);
+  state.set_unsent(policy, own);
+  if (!unsent.empty() && limiter.terms.flush_after.v > 0) {
+    aging_.emplace(unsent.begin()->start + limiter.terms.flush_after, Key{limiter.id.v, key.v});
+  }
+  return state;
+}
+
 void Replica::carry(const Carry& carry, Nanos now) {
   const Limiter* const its = limiter(carry.limiter);
   if (its == nullptr || carry.before == carry.key) return;
@@ -42,32 +62,16 @@ void Replica::carry(const Carry& carry, Nanos now) {
   ++carried_;
   carried_at_ = now;
   rename({carry.limiter.v, carry.before.v}, key);
-  const KeyState* const was = keys_.find(carry.limiter, carry.before);
-  KeyState* state = keys_.find(carry.limiter, carry.key);
+  const KeyState was = keys_.find(its->slot, carry.before);
+  KeyState state = keys_.find(its->slot, carry.key);
   // Its births are still on their way from the table, or went with a key that was evicted.
-  if (was == nullptr && state == nullptr) return;
-  if (was != nullptr) {
-    const IntervalSet published = was->published.load();
-    const IntervalSet unsent = was->unsent.load();
-    const std::pair rates{was->own_rate, was->remote_rate};
-    keys_.erase(carry.limiter, carry.before);
-    const bool fresh = keys_.find(carry.limiter, carry.key) == nullptr;
-    state = &keys_.find_or_insert(carry.limiter, carry.key);
-    if (fresh) std::tie(state->own_rate, state->remote_rate) = rates;
-    publish(*its, *state, published, now);
-    IntervalSet own = state->unsent.load();
-    if (own.size() + unsent.size() > kIntervalCap) own.compact(policy, now);
-    [[maybe_unused]] const bool merged = own.merge(policy, unsent);
-    keys_.account(state->unsent.store(own));
-    if (!unsent.empty() && its->terms.flush_after.v > 0) {
-      aging_.emplace(unsent.begin()->start + its->terms.flush_after, key);
-    }
-  }
-  keys_.account(state->published.store(since_reset(key, state->published.load())));
-  keys_.account(state->unsent.store(since_reset(key, state->unsent.load())));
+  if (!was && !state) return;
+  if (was) state = take_over(*its, was, carry.key, now);
+  state.set_published(policy, since_reset(key, state.published()));
+  state.set_unsent(policy, since_reset(key, state.unsent()));
   // The table may have carried the same births twice: when the replica told it of them in between.
-  settle(*its, *state, now, union_tat(*its, *state) < carry.tat);
-  push_if_due(*its, *state, now);
+  settle(*its, state, now, union_tat(*its, state) < carry.tat);
+  push_if_due(*its, state, now);
 }
 
 // The number of an answer to who asks for a copy. A key that is carried leaves one segment for another, so segments

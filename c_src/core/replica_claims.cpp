@@ -37,8 +37,8 @@ bool Replica::claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& 
   }
   if (made.waiting.empty()) return false;
   FrameWriter frame(self_.incarnation);
-  KeyState* const state = keys_.find(ask.limiter, ask.key);
-  if (state != nullptr && !state->unsent.empty()) emit(limiter, *state, now, frame);
+  const KeyState state = keys_.find(limiter.slot, ask.key);
+  if (state && state.has_unsent()) emit(limiter, state, now, frame);
   const Subject subject{ask.limiter, limiter.terms.version, ask.key};
   frame.put(ClaimItem{made.id, subject, ask.hits, now});
   send_to_live(frame, Traffic::data, effects);
@@ -66,8 +66,8 @@ void Replica::apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effec
                           now + std::max(kClaimExpires, Nanos{8 * delay_.v})});
     tell_level(*its, item.subject.key, now);
   }
-  KeyState* const state = keys_.find(item.subject.limiter, item.subject.key);
-  if (state != nullptr && !state->unsent.empty()) make_due(*state, now);
+  const KeyState state = keys_.find(its->slot, item.subject.key);
+  if (state && state.has_unsent()) make_due(state, now);
   flush(now, effects, &peer, item.id);
 }
 
@@ -106,15 +106,14 @@ void Replica::decide(const Claim& claim, Nanos now, Effects& effects) {
   for (const Claim& own : claims_) {
     if (own.limiter == claim.limiter && own.key == claim.key && own.id < claim.id) older = add(older, own.hits);
   }
-  const KeyState* const state = keys_.find(claim.limiter, claim.key);
   const Tokens asked = claim.hits + older;
   const bool allowed = its != nullptr && asked <= its->terms.policy.capacity &&
-                       Tat(state == nullptr ? Nanos{0} : state->tat).admits(its->terms.policy, asked, now);
+                       Tat(tat_of(*its, find(claim.limiter, claim.key))).admits(its->terms.policy, asked, now);
   FrameWriter frame(self_.incarnation);
   if (allowed) {
-    admit(*its, claim.key, claim.hits, now);
-    tell_level(*its, claim.key, now);
-    emit(*its, *keys_.find(claim.limiter, claim.key), now, frame);
+    const KeyState state = admit(*its, claim.key, claim.hits, now);
+    tell_level(*its, claim.key, state, now, false);
+    emit(*its, state, now, frame);
   }
   frame.put(ClaimDoneItem{claim.id});
   send_to_live(frame, Traffic::data, effects);

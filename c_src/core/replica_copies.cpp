@@ -120,11 +120,11 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
     if ((item.segments >> segment & 1) == 0) continue;
     std::vector<std::pair<Subject, IntervalSet>> entries;
     keys_.for_each(segment, [&](const KeyState& state) {
-      const Limiter* const its = limiter(state.limiter);
-      if (its == nullptr || state.published.empty()) return;
-      IntervalSet set = state.published.load();
-      set.compact(its->terms.policy, now);
-      if (!set.empty()) entries.emplace_back(Subject{state.limiter, its->terms.version, state.key}, set);
+      if (!state.has_published()) return;
+      const Limiter& its = limiter_of(state);
+      IntervalSet set = state.published();
+      set.compact(its.terms.policy, now);
+      if (!set.empty()) entries.emplace_back(Subject{its.id, its.terms.version, state.key()}, set);
     });
     std::size_t at = 0;
     head.segment = static_cast<std::uint8_t>(segment);
@@ -170,8 +170,10 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
 }
 
 void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now) {
-  keys_.sweep(segment, [&](KeyState& state) {
-    keys_.account(state.published.clear());
+  keys_.sweep(segment, [&](KeyState state) {
+    const Policy& policy = limiter_of(state).terms.policy;
+    state.rest(policy, now);
+    state.set_published(policy, {});
     return true;
   });
   for (const CopyPart& part : parts) {
@@ -416,12 +418,11 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   floors_ = std::move(floors);
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    keys_.sweep(segment, [&](KeyState& state) {
-      if (const Limiter* const its = limiter(state.limiter)) settle(*its, state, now);
-      return true;
+    keys_.sweep(segment, [&](KeyState state) {
+      settle(limiter_of(state), state, now);
+      return keep_key(state, now);
     });
-    // Apart from that, as a sweep that erases doesn't visit all.
-    keys_.sweep(segment, [&](KeyState& state) { return keep_key(state, now); });
+    keys_.fit(segment);
   }
   for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;

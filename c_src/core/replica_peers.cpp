@@ -105,8 +105,8 @@ void Replica::tick(Nanos now, Effects& effects) {
   if (now >= sweep_at_) sweep(now);
   for (; !aging_.empty() && aging_.top().first <= now; aging_.pop()) {
     const auto [id, hash] = aging_.top().second;
-    KeyState* const state = keys_.find({id}, {hash});
-    if (state != nullptr && !state->unsent.empty()) make_due(*state, now);
+    const KeyState state = find({id}, {hash});
+    if (state && state.has_unsent()) make_due(state, now);
   }
   if (now >= repair_at_) repair(now, effects);
   if (now >= digest_at_) send_digest(now, effects);

@@ -47,6 +47,7 @@
 #include "weir/keys.hpp"
 #include "weir/machine.hpp"
 #include "weir/origins.hpp"
+#include "weir/slots.hpp"
 #include "weir/units.hpp"
 
 namespace weir {
@@ -129,7 +130,8 @@ class Replica final : public Machine {
  public:
   explicit Replica(const ReplicaConfig& config);
 
-  // Makes a limiter, or changes it: what is unsent under the old terms is pushed, levels are carried over once.
+  // Makes a limiter, or changes it: what is unsent under the old terms is pushed, levels are carried over once. There
+  // are at most Slots::kMost - 1 limiters; one more is not made, and counted as refused.
   void put_limiter(LimiterId limiter, const ReplicatedTerms& terms, Nanos now, Effects& effects);
   // Sends what is unsent of all keys.
   void push(Nanos now, Effects& effects);
@@ -145,6 +147,9 @@ class Replica final : public Machine {
   // its way, counts in these levels; lowered, they may miss births that were admitted in the moment before, until the
   // key's next birth.
   void admitted(const Admission& admission, Nanos now);
+  // Brings into the cache what `admitted` of this key will look at, and changes nothing: for a batch of births, before
+  // the first is told.
+  void prefetch(LimiterId limiter, KeyHash key) const noexcept;
   // When births went lost on the way here: what the table counts of a key more than this replica does, was admitted.
   void catch_up(LimiterId limiter, KeyHash key, Nanos tat, Nanos now);
   // A key goes by another hash from now on: its births under both are united. What comes later under the hash of before
@@ -199,6 +204,7 @@ class Replica final : public Machine {
   };
   struct Limiter {
     LimiterId id;
+    LimiterSlot slot;
     ReplicatedTerms terms;
     // Whether these births, said to be of `subject`, can be counted.
     bool takes(const Subject& subject, std::span<const Interval> births) const noexcept {
@@ -258,26 +264,27 @@ class Replica final : public Machine {
 
   // replica.cpp: decisions and records
   void ask(const Ask& ask, Nanos now, Effects& effects);
-  bool admits(const Limiter& limiter, const KeyState* state, KeyHash key, Tokens hits, Nanos now) const;
+  bool admits(const Limiter& limiter, const KeyState& state, KeyHash key, Tokens hits, Nanos now) const;
   Tokens on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept;
-  void admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now);
+  KeyState admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now);
   void count_for_other_side(const Limiter& limiter, KeyHash key, std::span<const Interval> births, Nanos now);
   void drop_shadows(Nanos now);
   Nanos union_tat(const Limiter& limiter, const KeyState& state) const;
-  void settle(const Limiter& limiter, KeyState& state, Nanos now, bool exactly = false);
+  void settle(const Limiter& limiter, KeyState state, Nanos now, bool exactly = false);
   void tell_level(const Limiter& limiter, KeyHash key, Nanos now, bool exactly = false);
+  void tell_level(const Limiter& limiter, KeyHash key, const KeyState& state, Nanos now, bool exactly);
   void tell_estimates(Nanos now);
   IntervalSet since_reset(const Key& key, const IntervalSet& births) const;
-  std::int64_t share(const Limiter& limiter, const KeyState* state, Nanos now) const noexcept;
-  void push_if_due(const Limiter& limiter, KeyState& state, Nanos now);
-  void make_due(KeyState& state, Nanos at);
+  Nanos tat_of(const Limiter& limiter, const KeyState& state) const noexcept;
+  std::int64_t share(const Limiter& limiter, const KeyState& state, Nanos now) const noexcept;
+  void push_if_due(const Limiter& limiter, KeyState state, Nanos now);
+  void make_due(KeyState state, Nanos at);
   void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
-  void emit(const Limiter& limiter, KeyState& state, Nanos now, FrameWriter& frame);
+  void emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame);
   void make_room(LimiterId id, KeyHash key, Nanos now);
   void sweep(Nanos now);
-  bool keep_key(KeyState& state, Nanos now);
-  void publish(const Limiter& limiter, KeyState& state, const IntervalSet& births, Nanos now);
-  Overshoot overshoot(const Limiter& limiter, const KeyState* state, Nanos now) const;
+  bool keep_key(KeyState state, Nanos now);
+  Overshoot overshoot(const Limiter& limiter, const KeyState& state, Nanos now) const;
   void note_overshoot(const Limiter& limiter, const KeyState& state, Nanos now);
 
   void arrival(const Arrival& arrival, Nanos now, Effects& effects);
@@ -361,9 +368,15 @@ class Replica final : public Machine {
 
   // replica_carry.cpp: keys that go by another hash
   void rename(const Key& before, const Key& key);
+  KeyState take_over(const Limiter& limiter, const KeyState& was, KeyHash key, Nanos now);
   std::uint64_t next_answer() noexcept;
 
-  const Limiter* limiter(LimiterId id) const noexcept;
+  const Limiter* limiter(LimiterId id) const noexcept { return limiters_.find(id.v); }
+  const Limiter& limiter_of(const KeyState& state) const noexcept { return limiters_[state.limiter().v]; }
+  // None if there is no such key, or no such limiter. (A key's state is like a pointer: those who only look pass it on
+  // as const.)
+  KeyState find(LimiterId id, KeyHash key) const noexcept;
+  void erase_keys(LimiterSlot limiter);
   void send_to(NodeId node, FrameWriter& frame, Traffic traffic, Effects& effects);
   void send_to_live(FrameWriter& frame, Traffic traffic, Effects& effects);
 
@@ -373,7 +386,7 @@ class Replica final : public Machine {
   std::vector<NodeId> members_;
   std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
   std::vector<Peer> peers_;                     // neighbours, by node
-  std::vector<Limiter> limiters_;
+  Slots<Limiter> limiters_;
   std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
   std::size_t live_ = 1;  // see live()
