@@ -346,7 +346,8 @@ bool take_births(Machine& machine, Nanos now) {
   // Of the births that count in a carried level, those that were told come before it.
   if (machine.carries.empty() && !state->carries().empty()) machine.carries = state->carries().take(kCarries);
   const std::size_t taken = births.drain(
-      kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); }, [](LimiterId, KeyHash) {});
+      kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); },
+      [&](LimiterId limiter, KeyHash key) { machine.replica.prefetch(limiter, key); });
   if (taken == kBirths) return true;
   for (const Carry& carry : machine.carries) machine.replica.carry(carry, now);
   machine.carries.clear();
