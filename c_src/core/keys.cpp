@@ -91,7 +91,7 @@ std::uint32_t KeyState::Segment::take() {
     blocks[block] = {};
     return block;
   }
-  if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() + blocks.size() / 8 + 1);
+  if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() + blocks.size() / 4 + 1);
   blocks.emplace_back();
   return static_cast<std::uint32_t>(blocks.size() - 1);
 }

@@ -33,7 +33,7 @@
 // are the unit of state copies, the same on all nodes.
 //
 // Thread safety: none (a replica's own). Complexity: constant expected; a growth is linear in its segment.
-// Memory: 26.7 to 28.3 bytes per small key in large tables (on average 27.5), 40 to 45 more per large one, and per set
+// Memory: 26.7 to 28.3 bytes per small key in large tables (on average 27.5), 40 to 50 more per large one, and per set
 // of several intervals a heap block of 16 bytes each and 16 more. `fit` gives back what was needed once.
 #pragma once
 

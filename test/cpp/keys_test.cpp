@@ -444,7 +444,7 @@ TEST_CASE("bytes per key: small, large, and small again", "[keys]") {
   touch(kBase);
   CHECK(bytes_per_key(keys) <= kSmall);
   touch(kBase);
-  CHECK(bytes_per_key(keys) <= kSmall + 45.1 + 0.3);
+  CHECK(bytes_per_key(keys) <= kSmall + 50.1 + 0.3);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     keys.sweep(segment, [&](KeyState state) {
       state.rest(policy, kBase + Nanos{5'000'000'000});
