@@ -39,11 +39,11 @@
 %% Limiters.
 -export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
 %% The cluster.
--export([leave/0, rotate_secret/0]).
+-export([leave/0, rotate_secret/0, rotate_secret/1]).
 %% In somebody else's supervision tree.
 -export([child_spec/1]).
 
--export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0]).
+-export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0, look/0]).
 
 %% A macro, not a function: the top frame of the stack is then the function that was called, and shells name it.
 %% Without the arguments: keys stay out of stack traces, and so out of logs.
@@ -56,8 +56,10 @@
 -type answer() :: {allow, Remaining :: non_neg_integer()} | {deny, RetryAfterMs :: pos_integer() | infinity}.
 %% `limit' is the capacity, `reset_ms' the time until the bucket is full, `retry_ms' 0 when allowed and `infinity' when
 %% the hits exceed the capacity.
--type decision() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
-                      reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+-type look() :: weir_nif:look().
+%% The same, and why: `ok', admitted; `limited', denied for what the key has used; `shadow', the same, but the limiter lets it
+%% pass; `error', answered as `on_error' says; `partition', denied on the smaller side of one.
+-type decision() :: weir_nif:decision().
 
 %% @equiv check(Limiter, Key, 1)
 -spec check(limiter(), key()) -> answer().
@@ -109,7 +111,7 @@ decide_many(Items) ->
     end.
 
 %% @doc What {@link decide/3} would say of one hit, without counting it: `remaining' is before the hit.
--spec peek(limiter(), key()) -> decision().
+-spec peek(limiter(), key()) -> look().
 peek(Limiter, Key) ->
     case weir_table:peek(Limiter, Key) of
         #{} = Decision -> Decision;
@@ -187,13 +189,25 @@ leave() ->
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
+%% @equiv rotate_secret(#{})
+-spec rotate_secret() -> ok | {error, Message :: binary()}.
+rotate_secret() ->
+    rotate_secret(#{}).
+
 %% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a sentence that
 %% names the nodes which can't follow: those out of reach, and those without the same `next_secret'.
 %%
-%% When all have it in use already, it does no more than to tell those that missed it.
--spec rotate_secret() -> ok | {error, Message :: binary()}.
-rotate_secret() ->
-    try weir_members:rotate()
+%% When all have it in use already, it does no more than to tell those that missed it. While levels are still carried over from
+%% the rotation before, the answer is an error; with `force' it isn't waited for, and levels that weren't carried over yet
+%% are forgotten: for a secret that has leaked.
+-spec rotate_secret(#{force => boolean()}) -> ok | {error, Message :: binary()}.
+rotate_secret(Options) ->
+    case Options of
+        #{force := Force} when is_boolean(Force), map_size(Options) =:= 1 -> ok;
+        #{} when map_size(Options) =:= 0 -> ok;
+        _ -> ?RAISE({message, "the options of rotate_secret are a map of force, which is true or false"})
+    end,
+    try weir_members:rotate(maps:get(force, Options, false))
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 

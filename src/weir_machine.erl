@@ -18,7 +18,7 @@
 
 -export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/5, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
--export([published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2,
+-export([births/0, bytes/2, published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2,
          overshoot/4, most_exceeded/2]).
 
 -export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, overshoot/0, ns/0]).
@@ -215,6 +215,21 @@ stats(Machine) ->
 held(Machine) ->
     {State, Fixed} = of_machine(Machine, fun weir_nif:replica_held/1),
     #{state => State, fixed => Fixed}.
+
+%% @doc What the keys of each limiter take of that.
+-spec bytes(machine(), [limiter_id()]) -> [non_neg_integer()].
+bytes(Machine, Limiters) ->
+    checked(fun() ->
+                    weir_nif:replica_bytes(reference(Machine), [within(limiter, Id, 0, ?WORD) || Id <- Limiters])
+            end).
+
+%% @doc On the way from the tables to the attached machine: births that didn't fit into a ring, how often the tables were
+%% looked through therefore, and how many keys that were.
+-spec births() -> #{dropped_births := non_neg_integer(), rescans := non_neg_integer(),
+                    rescanned_keys := non_neg_integer()}.
+births() ->
+    {Dropped, Rescans, Keys} = weir_nif:replica_births(),
+    #{dropped_births => Dropped, rescans => Rescans, rescanned_keys => Keys}.
 
 %% @doc Whether nothing waits to be sent and nothing is known to be missing.
 -spec quiet(machine()) -> boolean().

@@ -25,7 +25,7 @@
 -include_lib("kernel/include/logger.hrl").
 
 -export([status/0, node_id/1]).
--export([rotate/0]).
+-export([rotate/1]).
 -export([start_link/0, options/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1, others/0, connected/0, is_member/1]).
 -export([leave/0, has_left/0, ready_since/0, ready/0]).
 -export([count/3, heard/3, traffic/0]).
@@ -107,23 +107,23 @@ node_id(Node) ->
 %%
 %% Nothing changes unless all are there and have it. Then this node is the first: whoever doesn't hear of it now, learns it by its
 %% next hello.
--spec rotate() -> ok | {error, Message :: binary()}.
-rotate() ->
+-spec rotate(Force :: boolean()) -> ok | {error, Message :: binary()}.
+rotate(Force) ->
     case weir_secret:next() of
         {ok, Id} ->
             case [Node || #member{node = Node, away_since = Since} <- rows(), Since =/= none] of
-                [] -> switch_all(Id, ask([node() | connected()], {rotation, 1, ready, Id}));
+                [] -> switch_all(Id, Force, ask([node() | connected()], rotation(ready, Id, Force)));
                 Away -> {error, message("nothing was changed: out of reach is ~ts", [names(Away)])}
             end;
         {error, Message} ->
             {error, Message}
     end.
 
-switch_all(Id, []) ->
+switch_all(Id, Force, []) ->
     Others = connected(),
-    case ask([node()], {rotation, 1, switch, Id}) of
+    case ask([node()], rotation(switch, Id, Force)) of
         [] ->
-            case ask(Others, {rotation, 1, switch, Id}) of
+            case ask(Others, rotation(switch, Id, Force)) of
                 [] -> ok;
                 Wrong ->
                     {error, message("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
@@ -131,8 +131,11 @@ switch_all(Id, []) ->
         Wrong ->
             {error, message("nothing was changed. ~ts", [sentences(Wrong)])}
     end;
-switch_all(_Id, Wrong) ->
+switch_all(_Id, _Force, Wrong) ->
     {error, message("nothing was changed. ~ts", [sentences(Wrong)])}.
+
+rotation(What, Id, false) -> {rotation, 1, What, Id};
+rotation(What, Id, true) -> {rotation, 1, What, Id, force}.
 
 %% What is wrong on which node; what speaks no such protocol answers `unknown'.
 ask(Nodes, Request) ->
@@ -311,13 +314,10 @@ answer(leave, State) ->
     {ok, left(State)};
 answer(take_limiters, #state{limiters = Limiters} = State) ->
     {Limiters, State#state{limiters = []}};
-answer({rotation, 1, ready, Id}, State) ->
-    case own(secret, none) of
-        Id -> {ok, State};
-        _ -> {weir_secret:ready(Id), State}
-    end;
-answer({rotation, 1, switch, Id}, State) ->
-    switch(Id, State);
+answer({rotation, 1, What, Id}, State) ->
+    rotated(What, Id, false, State);
+answer({rotation, 1, What, Id, force}, State) ->
+    rotated(What, Id, true, State);
 answer(_, State) ->
     {unknown, State}.
 
@@ -470,10 +470,20 @@ secret(Theirs, Before) ->
 
 %% ---- rotation of the secret ----
 
+rotated(ready, Id, Force, State) ->
+    case own(secret, none) of
+        Id -> {ok, State};
+        _ -> {weir_secret:ready(Id, Force), State}
+    end;
+rotated(switch, Id, Force, State) ->
+    switch(Id, Force, State);
+rotated(_, _Id, _Force, State) ->
+    {unknown, State}.
+
 %% Said again when all have switched, it greets those that didn't follow.
-switch(Id, State) ->
+switch(Id, Force, State) ->
     Own = own(secret, none),
-    case Own =:= Id orelse weir_secret:rotate(Id) of
+    case Own =:= Id orelse weir_secret:rotate(Id, Force) of
         true ->
             {ok, say_hello(nodes(), State)};
         ok ->
@@ -488,7 +498,8 @@ switch(Id, State) ->
 
 %% The other has switched.
 follow(Kind, Node, #{secret := Id} = Told, State) ->
-    case switch(Id, State) of
+    %% It has been decided on; to wait for the last rotation's end would keep this node out.
+    case switch(Id, true, State) of
         {ok, Switched} -> accept(Kind, Node, Told, Switched);
         {{error, Message}, _} -> refuse(Node, {rotation, Message}, State)
     end.

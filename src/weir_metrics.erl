@@ -11,7 +11,7 @@
 %% @doc Every metric with its values. Costs about a microsecond a limiter.
 -spec metrics() -> [metric()].
 metrics() ->
-    Stats = weir_table:stats(),
+    Stats = with_machine(weir_table:stats()),
     [{Name, Kind, Help, [limiter], [{[Limiter], maps:get(Key, S)} || #{name := Limiter} = S <- Stats]}
      || {Name, Kind, Help, Key} <- limiter_metrics()] ++
         [{Name, Kind, Help, [], [{[], maps:get(Key, Clock)}]}
@@ -25,6 +25,11 @@ metrics() ->
         [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
          || {Name, Kind, Help, Key} <- traffic_metrics()].
 
+%% The memory of a limiter is that of its table, and what the machine holds of its keys.
+with_machine(Stats) ->
+    Bytes = weir_report:bytes([Limiter || #{name := Limiter} <- Stats]),
+    [S#{memory_bytes := Table + maps:get(Limiter, Bytes, 0)} || #{name := Limiter, memory_bytes := Table} = S <- Stats].
+
 limiter_metrics() ->
     [{weir_allowed_total, counter, <<"Decisions that allowed">>, allowed},
      {weir_denied_total, counter, <<"Decisions that denied">>, denied},
@@ -33,9 +38,9 @@ limiter_metrics() ->
      {weir_failed_total, counter, <<"Decisions that weir could not make, answered as on_error says">>, failed},
      {weir_keys, gauge, <<"Keys held, expired ones included until they are swept">>, keys},
      {weir_max_keys, gauge, <<"Keys that the limiter may hold">>, max_keys},
-     {weir_evicted_keys_total, counter, <<"Keys that made way for others in a full table">>, evicted_keys},
-     {weir_evicted_tokens_total, counter, <<"Tokens in use of the keys that made way">>, evicted_tokens},
-     {weir_memory_bytes, gauge, <<"Memory of the limiter's table">>, memory_bytes}].
+     {weir_evicted_keys_total, counter, <<"Keys that were evicted from a full table">>, evicted_keys},
+     {weir_evicted_tokens_total, counter, <<"Tokens that the evicted keys had used">>, evicted_tokens},
+     {weir_memory_bytes, gauge, <<"Memory of the limiter's keys: its table, and what is kept of them for other nodes">>, memory_bytes}].
 
 clock_metrics() ->
     [{weir_clock_offset_seconds, gauge, <<"weir's clock less the system's, at the last comparison">>, offset},
@@ -49,6 +54,9 @@ machine_metrics() ->
      {weir_records_duplicate_total, counter, <<"Records that came again, and were not counted again">>, duplicates},
      {weir_records_refused_total, counter, <<"Records that could not be counted, for the time being">>, refused},
      {weir_records_repaired_total, counter, <<"Records and chunks that were sent again on demand">>, repaired},
+     {weir_births_dropped_total, counter, <<"Admitted requests that did not fit on the way to the replicator">>, dropped_births},
+     {weir_rescans_total, counter, <<"Times that tables were compared with the replicator after such drops">>, rescans},
+     {weir_rescanned_keys_total, counter, <<"Keys compared by these rescans">>, rescanned_keys},
      {weir_state_copies_total, counter, <<"Copies of another node's state that were taken">>, copies},
      {weir_lost_records_total, counter, <<"Own records that were gone when a copy needed them">>, lost_own_records}].
 

@@ -17,7 +17,8 @@
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
          replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2,
          replica_push/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0,
-         replica_births/0]).
+         replica_births/0,
+         replica_bytes/2]).
 -export([nothing/0, nothing/3]).
 
 -export_type([limiter/0, wrong/0, how/0, answer/0, decision/0, look/0, reason/0, ask/0, limiter_number/0, key_hash/0, owned_key/0, outcome/0,
@@ -229,6 +230,9 @@ replica_put_limiter(_Replica, _Limiter, _Terms, _NowNs) -> ?NOT_LOADED.
 %% Dirty: linear in what is kept for nodes that are away.
 -spec replica_held(reference()) -> {State :: non_neg_integer(), Fixed :: non_neg_integer()}.
 replica_held(_Replica) -> ?NOT_LOADED.
+%% Dirty: 1 us per limiter.
+-spec replica_bytes(reference(), [Limiter :: non_neg_integer()]) -> [non_neg_integer()].
+replica_bytes(_Replica, _Limiters) -> ?NOT_LOADED.
 %% Under 2 us; linear in the number of nodes, and of claims under way.
 -spec replica_wake(reference()) -> integer() | infinity.
 replica_wake(_Replica) -> ?NOT_LOADED.

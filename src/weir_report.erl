@@ -2,7 +2,7 @@
 %% @doc How limits stand over the nodes: for {@link weir:explain/2} and metrics. Reads tables and the machine, asks no process.
 -module(weir_report).
 
--export([explain/3, traffic/0, machine/0, exceeded/0]).
+-export([explain/3, traffic/0, machine/0, exceeded/0, bytes/1]).
 
 %% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
@@ -10,6 +10,7 @@
 %% be admitted because births of other nodes are on their way (`expected': what arrives within one delay, twice, by the arrivals of
 %% the last second, `worst': if each node were asked for all that is left within one delay), and have been (`exceeded'). Under
 %% `scope => exact' also the key's `owner' and the `second', which stands by, as this node sees it.
+%% The table's `memory_bytes' are with what the machine holds of its keys.
 -spec explain(weir:limiter(), weir:key(), map()) -> map().
 explain(Limiter, Key, Explained) ->
     case {spec(Limiter), weir_machine:attached()} of
@@ -18,7 +19,10 @@ explain(Limiter, Key, Explained) ->
         {{_, #{scope := local}}, _} ->
             #{scope => local};
         {{Name, #{scope := Scope, partition := Partition} = Spec}, {ok, Machine}} ->
-            Of = #{scope => Scope, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine)},
+            #{table := #{memory_bytes := Bytes} = Table} = Explained,
+            #{Name := Beside} = bytes([Name]),
+            Of = #{scope => Scope, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine),
+                   table => Table#{memory_bytes := Bytes + Beside}},
             KeyHash = weir_table:key_hash(Key),
             maps:merge(owners(Scope, KeyHash, Of), unsent(Machine, weir_limiter:number(Name), KeyHash, Spec, Explained));
         {{_, #{scope := Scope, partition := Partition}}, none} ->
@@ -83,13 +87,25 @@ exceeded() ->
             []
     end.
 
+%% What the machine holds of the keys of limiters, beside their tables.
+-spec bytes([Limiter :: binary()]) -> #{Limiter :: binary() => non_neg_integer()}.
+bytes(Names) ->
+    Replicated = [Name || Name <- Names, {_, #{scope := Scope}, _} <- [weir_registry:entry(Name)], Scope =/= local],
+    case weir_machine:attached() of
+        {ok, Machine} ->
+            Bytes = weir_machine:bytes(Machine, [weir_limiter:number(Name) || Name <- Replicated]),
+            maps:from_list(lists:zip(Replicated, Bytes));
+        none ->
+            #{}
+    end.
+
 %% What the machine counted, and the nodes that it knows.
 -spec machine() -> #{atom() => non_neg_integer()} | none.
 machine() ->
     case weir_machine:attached() of
         {ok, Machine} ->
             #{live := Live, registered := Registered} = nodes_of(Machine),
-            (weir_machine:stats(Machine))#{live => Live, registered => Registered};
+            maps:merge((weir_machine:stats(Machine))#{live => Live, registered => Registered}, weir_machine:births());
         none ->
             none
     end.

@@ -4,6 +4,7 @@
 %% ```
 %% {weir, [{secret, <<"sixteen bytes or more">>}]}     % or {file, Path}, or {env, "NAME"}
 %% {weir, [..., {next_secret, {file, "/etc/weir/next"}}]}   % for a rotation: read when one is asked for
+%% {weir, [..., {carry_ms, 86400000}]}      % for so long, at most, levels are carried over after one: a day by default
 %% '''
 %%
 %% Without that entry it comes from the cookie of the distribution, which the nodes of one Erlang cluster have in common; a node
@@ -12,7 +13,7 @@
 %% keeps a secret: it goes from its source into the NIF.
 -module(weir_secret).
 
--export([load/0, next/0, ready/1, rotate/1, rotation_left_ms/0]).
+-export([load/0, next/0, ready/2, rotate/2, rotation_left_ms/0, carry_ms/0]).
 
 -export_type([id/0]).
 
@@ -21,6 +22,8 @@
 
 -define(LEAST_BYTES, 16).
 -define(MOST_BYTES, 65536).
+-define(CARRY_MS, 86400000).
+-define(MOST_CARRY_MS, 365 * 86400000).
 
 %% Takes what is configured into use. The message of an error is a sentence for whoever wrote the configuration.
 -spec load() -> {ok, id()} | {error, message()}.
@@ -59,27 +62,37 @@ upcoming() ->
         {ok, Source} -> configured(Source, "next_secret")
     end.
 
-%% Whether this one could be taken into use now.
--spec ready(id()) -> ok | {error, message()}.
-ready(Id) ->
+%% Whether this one could be taken into use now. Forced, it needn't wait until the rotation before is over.
+-spec ready(id(), Force :: boolean()) -> ok | {error, message()}.
+ready(Id, Force) ->
     case {upcoming(), rotation_left_ms()} of
-        {{ok, _, Id}, 0} -> ok;
+        {{ok, _, Id}, Left} when Left =:= 0; Force -> ok;
         {{ok, _, Id}, Left} -> busy(Left);
         {{ok, _, _}, _} -> {error, <<"its next_secret is another one">>};
         {{error, _} = Error, _} -> Error
     end.
 
-%% From now on keys are hashed under the next secret, if it is this one; their levels are carried over.
--spec rotate(id()) -> ok | {error, message()}.
-rotate(Id) ->
+%% From now on keys are hashed under the next secret, if it is this one; their levels are carried over. Forced while those of
+%% the rotation before are, what wasn't carried over yet is forgotten.
+-spec rotate(id(), Force :: boolean()) -> ok | {error, message()}.
+rotate(Id, Force) ->
     case upcoming() of
         {ok, Secret, Id} ->
-            case weir_nif:rotate_secret(Secret, 86400000000000, false) of
+            {ok, CarryMs} = carry_ms(),
+            case weir_nif:rotate_secret(Secret, CarryMs * 1000000, Force) of
                 ok -> ok;
                 {busy, Left} -> busy(Left)
             end;
         {ok, _, _} -> {error, <<"its next_secret is another one">>};
         {error, _} = Error -> Error
+    end.
+
+%% For how long levels are carried over at most, as configured.
+-spec carry_ms() -> {ok, non_neg_integer()} | {error, message()}.
+carry_ms() ->
+    case application:get_env(weir, carry_ms, ?CARRY_MS) of
+        Ms when is_integer(Ms), Ms >= 0, Ms =< ?MOST_CARRY_MS -> {ok, Ms};
+        Other -> {error, message("carry_ms is a number of milliseconds up to ~b (a year), got ~0tP", [?MOST_CARRY_MS, Other, 12])}
     end.
 
 %% For so long questions still look for what is known of their key under the secret before.
@@ -88,7 +101,8 @@ rotation_left_ms() ->
     weir_nif:rotation_left().
 
 busy(LeftMs) ->
-    {error, message("levels are still carried over from the last rotation: try again in ~b s", [LeftMs div 1000 + 1])}.
+    {error, message("levels are still carried over from the last rotation: try again in ~b s, or after a leak at once with "
+                    "weir:rotate_secret(#{force => true}), which forgets those that weren't", [LeftMs div 1000 + 1])}.
 
 configured(Bytes, Name) when is_binary(Bytes) ->
     long_enough(Bytes, Name);

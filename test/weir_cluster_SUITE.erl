@@ -103,7 +103,8 @@ bad_configurations(_) ->
          ok = application:unset_env(weir, Key)
      end || {Key, Value, Word} <- [{secret, <<"hidden">>, "16"}, {secret, "a hidden list of characters", "binary"},
                                    {secret, {file, Absent}, "no such file"}, {secret, {env, "WEIR_NO_SUCH_SECRET"}, "WEIR_NO_SUCH"},
-                                   {secret, {file, []}, "secret"}, {cluster, [], "map"}, {cluster, #{peer_timeout => 0}, "1000"},
+                                   {secret, {file, []}, "secret"}, {cluster, [], "map"}, {carry_ms, -1, "milliseconds"}, {carry_ms, infinity, "milliseconds"},
+                                   {carry_ms, 1 bsl 60, "milliseconds"}, {cluster, #{peer_timeout => 0}, "1000"},
                                    {cluster, #{timeout => 5000}, "forget_after"}]].
 
 %% Refused by both, with what to do; nothing of it gets into the machine, and keys are limited by each.

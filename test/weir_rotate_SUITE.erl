@@ -27,7 +27,7 @@ all() ->
     [{group, alone}, {group, cluster}].
 
 groups() ->
-    [{alone, [], [levels_are_kept, kept_until_it_is_over, batches, resets, many_processes, nothing_to_rotate_to,
+    [{alone, [], [levels_are_kept, kept_until_it_is_over, bounded_and_forced, batches, resets, many_processes, nothing_to_rotate_to,
                   secrets_stay_secret]},
      {cluster, [], [kept_on_three_nodes, kept_by_new_owners, full_buckets_stay_full_under_load, while_a_bucket_fills,
                     a_reset_is_of_both_hashes,
@@ -92,6 +92,32 @@ kept_until_it_is_over(_) ->
     ok = weir:rotate_secret(),
     {allow, 3} = weir:check(login, {user, 1}, 1),
     ?assertMatch(#{keys := 1}, weir_test:stats(<<"login">>)).
+
+%% A limiter whose bucket takes years to refill doesn't keep the next rotation waiting for years, and after a leak none does.
+bounded_and_forced(_) ->
+    ok = weir_test:start((?ENV)#{carry_ms => 3600000}),
+    ok = weir:put_limiter(yearly, #{rate => {365, {365, day}}, burst => 365}),
+    ok = weir:put_limiter(quick, #{rate => {10, second}}),
+    {allow, 360} = weir:check(yearly, ?KEY, 5),
+    {allow, 360} = weir:check(yearly, other, 5),
+    ok = weir:rotate_secret(),
+    ?assertMatch(#{rotating_ms := 3600000}, weir_members:status()),
+    {allow, 355} = weir:check(yearly, ?KEY, 5),
+    ok = application:set_env(weir, next_secret, <<"a third secret of the test">>),
+    {error, Busy} = weir:rotate_secret(),
+    ?assertNotEqual(nomatch, string:find(Busy, "force")),
+    ok = weir:rotate_secret(#{force => true}),
+    %% What was carried is carried again, the rest is forgotten.
+    {allow, 350} = weir:check(yearly, ?KEY, 5),
+    {allow, 360} = weir:check(yearly, other, 5),
+    %% Past the bound nothing is carried any more.
+    weir_clock:advance(3600000000000 + 1),
+    ok = weir_sweeper:sweep(),
+    ?assertMatch(#{rotating_ms := 0}, weir_members:status()),
+    {allow, 345} = weir:check(yearly, ?KEY, 5),
+    ok = weir:rotate_secret(#{force => false}),
+    [weir_test:fault(fun() -> weir:rotate_secret(Wrong) end, ["force"])
+     || Wrong <- [#{force => 1}, #{forced => true}, [], #{force => true, x => 1}]].
 
 batches(_) ->
     ok = weir_test:start(?ENV),

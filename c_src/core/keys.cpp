@@ -261,6 +261,8 @@ KeyState Keys::find_or_insert(LimiterSlot limiter, KeyHash key) {
     }
     part.places[at].key = key;
     part.places[at].limiter = limiter.v;
+    if (limiter.v >= of_.size()) of_.resize(limiter.v + std::size_t{1});
+    ++of_[limiter.v];
     ++part.used;
     ++size_;
   }
@@ -305,6 +307,7 @@ void Keys::erase(LimiterSlot limiter, KeyHash key) noexcept {
 void Keys::erase_at(Segment& part, std::size_t place) noexcept {
   const std::size_t places = part.places.size();
   if (part.places[place].large) part.give_back(part.places[place].count);
+  --of_[part.places[place].limiter];
   part.places[place] = Slot{};
   --part.used;
   --size_;

@@ -197,7 +197,7 @@ Held Replica::held() const {
                aging_.size() * sizeof(aging_.top()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
                tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
-    held.state += heap_block(4 * sizeof(void*) + sizeof(key) + sizeof(shadow)) + shadow.set.heap_bytes();
+    held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
   if (copy_) {
     for (const auto& [segment, parts] : copy_->parts) {
@@ -207,10 +207,16 @@ Held Replica::held() const {
       }
     }
   }
-  held.state += resets_.size() * heap_block(4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
+  held.state += resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
                limiters_.held() + origins_.held();
   return held;
+}
+
+std::size_t Replica::held(LimiterId id) const {
+  const Limiter* const its = limiter(id);
+  if (its == nullptr || keys_.size() == 0) return 0;
+  return keys_.size(its->slot) * keys_.held() / keys_.size();
 }
 
 IntervalSet Replica::published(LimiterId id, KeyHash key) const {

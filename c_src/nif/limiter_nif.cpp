@@ -187,9 +187,9 @@ ERL_NIF_TERM rotate_secret(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const std::lock_guard lock(state->secrets_mutex);
   if (const Nanos left = rotation_left(); left.v > 0 && !force)
     return enif_make_tuple2(env, atoms.busy, make_ms(env, left));
-  // First the secrets: a thread that carries a key by the secret of before finds nothing under it, and goes on.
-  state->secrets.set(secret, state->secrets.get(Secrets::kNow), state->secrets.get(Secrets::kNames));
+  // Before the secrets: whoever hashes under the new one carries. (Until then there is nothing to carry.)
   state->registry.begin_carrying(clock_now(), {most});
+  state->secrets.set(secret, state->secrets.get(Secrets::kNow), state->secrets.get(Secrets::kNames));
   return atoms.ok;
 }
 

@@ -589,6 +589,18 @@ ERL_NIF_TERM held(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
   return enif_make_tuple2(env, enif_make_uint64(env, bytes.state), enif_make_uint64(env, bytes.fixed));
 }
 
+// replica_bytes(Replica, [Limiter]) -> [Bytes], what the keys of each take
+ERL_NIF_TERM bytes_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  std::vector<ERL_NIF_TERM> made;
+  ERL_NIF_TERM list = argv[1];
+  for (ERL_NIF_TERM head; enif_get_list_cell(env, list, &head, &list);) {
+    LimiterId limiter;
+    if (!get_limiter_id(env, head, limiter)) return enif_make_badarg(env);
+    made.push_back(enif_make_uint64(env, machine.replica.held(limiter)));
+  }
+  return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
+}
+
 // replica_look(Replica) -> {Quiet, Copying, Live, Registered}
 ERL_NIF_TERM look(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
   const Replica& replica = machine.replica;
@@ -655,7 +667,7 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 19> replica_functions = {{
+const std::array<ErlNifFunc, 20> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -664,6 +676,7 @@ const std::array<ErlNifFunc, 19> replica_functions = {{
     {"replica_vector", 1, guarded<with_machine<vector>>, 0},
     {"replica_stats", 1, guarded<with_machine<stats>>, 0},
     {"replica_held", 1, guarded<with_machine<held>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
+    {"replica_bytes", 2, guarded<with_machine<bytes_of>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_look", 1, guarded<with_machine<look>>, 0},
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
     {"replica_overshoot", 4, guarded<with_machine<overshoot>>, 0},

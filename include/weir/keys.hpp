@@ -96,7 +96,7 @@ class StoredSet {
   }
 
   std::size_t intervals() const noexcept { return count_ < 0 ? size() : count_ == 0 ? 0 : 1; }
-  std::size_t heap_bytes() const noexcept { return count_ < 0 ? heap_block(capacity(size()) * sizeof(Interval)) : 0; }
+  std::size_t heap_bytes() const noexcept { return count_ < 0 ? capacity(size()) * sizeof(Interval) : 0; }
 
  private:
   static std::size_t capacity(std::size_t size) noexcept;
@@ -324,7 +324,9 @@ class Keys {
 
   std::size_t size() const noexcept { return size_; }
   std::size_t size(std::size_t segment) const noexcept { return segments_[segment].used; }
-  // Bytes on the heap, as malloc takes them.
+  // Of one limiter.
+  std::size_t size(LimiterSlot limiter) const noexcept { return limiter.v < of_.size() ? of_[limiter.v] : 0; }
+  // Bytes on the heap, blocks at their capacity.
   std::size_t held() const noexcept;
   // Gives memory of the segment back if it is more than twice what its keys need.
   void fit(std::size_t segment);
@@ -419,6 +421,7 @@ class Keys {
   std::uint64_t salt_;
   std::array<Segment, kSegments> segments_;
   std::size_t size_ = 0;
+  std::vector<std::uint32_t> of_;  // keys per limiter
 };
 
 }  // namespace weir

@@ -15,12 +15,6 @@
 
 namespace weir {
 
-// What malloc takes for so many bytes: a word before them, all in units of 16, at least 32 (glibc; others differ
-// little).
-constexpr std::size_t heap_block(std::size_t bytes) noexcept {
-  return bytes == 0 ? 0 : std::max<std::size_t>(32, (bytes + 23) / 16 * 16);
-}
-
 template <class T>
 struct PageAllocator {
   using value_type = T;
@@ -33,7 +27,7 @@ struct PageAllocator {
 
   static constexpr std::size_t held(std::size_t count) noexcept {
     const std::size_t bytes = count * sizeof(T);
-    return bytes < kLarge ? heap_block(bytes) : (bytes + kPage - 1) / kPage * kPage;
+    return bytes < kLarge ? bytes : (bytes + kPage - 1) / kPage * kPage;
   }
   T* allocate(std::size_t count) {
     if (count * sizeof(T) < kLarge) return std::allocator<T>().allocate(count);

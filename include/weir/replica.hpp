@@ -164,6 +164,8 @@ class Replica final : public Machine {
   Nanos wake() const noexcept override;
   bool quiet() const noexcept override;
   Held held() const override;
+  // Of the keys' bytes, the limiter's part by their number.
+  std::size_t held(LimiterId limiter) const;
 
   // For observation and tests.
   const ReplicaStats& stats() const noexcept { return stats_; }

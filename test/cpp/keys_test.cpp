@@ -422,8 +422,8 @@ TEST_CASE("what a key's sets hold on the heap goes with the key", "[keys]") {
   const std::size_t before = keys.held();
   state.set_published(kPolicy, apart(10, 0));
   state.set_unsent(kPolicy, apart(5, 0));
-  CHECK(keys.held() == before + heap_block(160) + heap_block(96));
-  CHECK(state.heap_bytes() == heap_block(160) + heap_block(96));
+  CHECK(keys.held() == before + 160 + 96);
+  CHECK(state.heap_bytes() == 160 + 96);
   keys.erase({0}, {1});
   CHECK(keys.held() == before);
   keys.find_or_insert({0}, {2}).set_published(kPolicy, apart(1, 0));
