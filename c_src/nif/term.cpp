@@ -23,11 +23,7 @@ void make_atoms(ErlNifEnv* env) noexcept {
 unsigned stripe() noexcept {
   // The first threads get a set of their own, all later ones share the last.
   static std::atomic<unsigned> next{0};
-#ifdef __linux__
-  static thread_local unsigned mine __attribute__((tls_model("initial-exec"))) = 0;
-#else
   static thread_local unsigned mine = 0;
-#endif
   if (mine == 0) mine = 1 + next.fetch_add(1, std::memory_order_relaxed);
   return std::min(mine, state->stripes) - 1;
 }
