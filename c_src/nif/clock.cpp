@@ -4,10 +4,12 @@
 #include <time.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <type_traits>
 
@@ -41,8 +43,10 @@ struct ClockPrivate {
   Discipline discipline;
   ClockInfo info;
 };
-constinit ClockPrivate clock_private;
-static_assert(std::is_trivially_destructible_v<ClockPrivate> && std::is_trivially_destructible_v<detail::ClockShared>,
+// Made in bytes that nothing destroys: libc++'s std::mutex has a destructor, except on glibc.
+alignas(ClockPrivate) std::byte clock_bytes[sizeof(ClockPrivate)];
+ClockPrivate& clock_private = *::new (clock_bytes) ClockPrivate;
+static_assert(std::is_trivially_destructible_v<detail::ClockShared>,
               "an unloaded library runs no destructors while schedulers still call it");
 
 Nanos system_time(clockid_t clock) noexcept {
