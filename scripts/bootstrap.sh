@@ -4,7 +4,7 @@
 #   scripts/bootstrap.sh run        what building and running needs
 #   scripts/bootstrap.sh test       + the tests
 #   scripts/bootstrap.sh check      + formatters, analysers, fuzzers
-#   scripts/bootstrap.sh long       + an aarch64 compiler and emulator
+#   scripts/bootstrap.sh long       + an aarch64 compiler and emulator, and an Erlang for musl (scripts/musl.sh)
 #   scripts/bootstrap.sh bench      + what the benchmarks compare with
 #   scripts/bootstrap.sh lab        what the lab and its figures need
 #
@@ -69,6 +69,9 @@ END
   case $target in long) cat <<'END' ;;
 cmd:aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
 cmd:qemu-aarch64 qemu-user
+lib:musl musl
+cmd:pip3 python3-pip
+cmd:xz xz-utils
 END
   esac
   case $target in bench) cat <<'END' ;;
@@ -100,6 +103,7 @@ has_lib() {
     fmt) ls /usr/include/fmt/core.h /usr/local/include/fmt/core.h ;;
     cli11) ls /usr/include/CLI/CLI.hpp /usr/local/include/CLI/CLI.hpp ;;
     nlohmann) ls /usr/include/nlohmann/json.hpp /usr/local/include/nlohmann/json.hpp ;;
+    musl) ls /lib/ld-musl-*.so.1 ;;
     fuzzer) ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a /usr/lib/clang/*/lib/*/libclang_rt.fuzzer*.a ;;
   esac 2>/dev/null | grep -q .
 }
@@ -179,4 +183,7 @@ has_server_libs() {
 install_packages
 if ! (has_server_libs) && is_debian && [ -d /usr/lib/erlang ] && [ "$(readlink -f "$(command -v erl)")" = /usr/lib/erlang/bin/erl ]; then
   step "unpacking cowboy, prometheus and eetcd from Debian's rabbitmq-server" unpack_server_libs
+fi
+if [ "$target" = long ] && is_debian; then
+  "$root/scripts/musl.sh"
 fi

@@ -3,7 +3,7 @@
 #
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
-#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock aarch64 nif_asan
+#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock aarch64 musl nif_asan
 #   scripts/check.sh fmt            formats the C++ in place
 #
 # Environment
@@ -106,24 +106,58 @@ check_aarch64() {
   qemu-aarch64 "$out/weir_test"
 }
 
-# Common Test with a NIF that AddressSanitizer watches, inside the BEAM. Suites that start other programs have no place there.
-check_nif_asan() {
-  local lib=$root/_build/nif_asan/lib/weir
+# nif_in LIB NAME=VALUE...   weir as an application in LIB, with a NIF that is built under these variables
+nif_in() {
+  local lib=$1
+  shift
   rebar3 as test compile
   rm -rf "$lib"
-  mkdir -p "$lib/ebin" _build/nif_asan/logs
+  mkdir -p "$lib/ebin"
   cp _build/test/lib/weir/ebin/* "$lib/ebin/"
-  WEIR_CMAKE_ARGS="-DWEIR_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo" WEIR_NIF_OUT=$lib/priv sh c_src/build.sh
-  local suites
-  suites=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
-             ! -name weir_discovery_SUITE.erl ! -name weir_nemesis_SUITE.erl ! -name weir_tls_SUITE.erl \
-             -exec basename {} .erl \; | sort | tr '\n' ' ')
-  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD=$(gcc -print-file-name=libasan.so) WEIR_SUITES=$suites \
-    erl -noshell -pa "$lib/ebin" -eval '
-      Suites = [list_to_atom(S) || S <- string:lexemes(os:getenv("WEIR_SUITES"), " ")],
-      {Ok, Failed, {Skipped, Auto}} = ct:run_test([{dir, "test"}, {suite, Suites}, {logdir, "_build/nif_asan/logs"}]),
-      io:format("~b passed, ~b failed, ~b skipped~n", [Ok, Failed, Skipped + Auto]),
-      halt(case Ok > 0 andalso Failed + Skipped + Auto =:= 0 of true -> 0; false -> 1 end).'
+  env "$@" WEIR_NIF_OUT="$lib/priv" sh c_src/build.sh
+}
+
+# suites LIB SUITES COMMAND...   Common Test, run by COMMAND, which is erl or something that starts it
+suites() {
+  local lib=$1 names=$2
+  shift 2
+  mkdir -p "$lib/logs"
+  WEIR_SUITES=$names WEIR_LOGS=$lib/logs "$@" -noshell -pa "$lib/ebin" -eval '
+    Suites = [list_to_atom(S) || S <- string:lexemes(os:getenv("WEIR_SUITES"), " ")],
+    {Ok, Failed, {Skipped, Auto}} = ct:run_test([{dir, "test"}, {suite, Suites}, {logdir, os:getenv("WEIR_LOGS")}]),
+    io:format("~b passed, ~b failed, ~b skipped~n", [Ok, Failed, Skipped + Auto]),
+    halt(case Ok > 0 andalso Failed + Skipped + Auto =:= 0 of true -> 0; false -> 1 end).'
+}
+
+# Common Test with a NIF that AddressSanitizer watches, inside the BEAM. Suites that start other programs have no place there.
+check_nif_asan() {
+  local lib=$root/_build/nif_asan/lib/weir names
+  nif_in "$lib" WEIR_CMAKE_ARGS="-DWEIR_SANITIZE=address -DCMAKE_BUILD_TYPE=RelWithDebInfo"
+  names=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
+            ! -name weir_discovery_SUITE.erl ! -name weir_nemesis_SUITE.erl ! -name weir_tls_SUITE.erl \
+            -exec basename {} .erl \; | sort | tr '\n' ' ')
+  suites "$lib" "$names" env ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD="$(gcc -print-file-name=libasan.so)" erl
+}
+
+# The NIF for musl, the C library of Alpine's images, in an emulator for musl: it is loaded, decides, and passes the suites
+# that need no NIF but weir's own and no other program of this machine.
+check_musl() {
+  local musl=$root/_build/musl lib=$root/_build/musl/lib/weir
+  local erl=$musl/root/bin/erl
+  [ -e "$musl/made" ] || fail "there is no Erlang for musl: run scripts/musl.sh"
+  nif_in "$lib" CXX="$musl/bin/musl-c++" \
+    WEIR_CMAKE_ARGS="-DCMAKE_CXX_COMPILER_AR=$musl/bin/musl-ar -DCMAKE_CXX_COMPILER_RANLIB=$musl/bin/musl-ranlib"
+  "$erl" -noshell -pa "$lib/ebin" -eval '
+    {ok, _} = application:ensure_all_started(weir),
+    ok = weir:put_limiter(login, #{rate => {5, minute}, burst => 5}),
+    Answers = [weir:check(login, {192,0,2,7}) || _ <- lists:seq(1, 6)],
+    io:format("~s: ~0p~n", [erlang:system_info(system_architecture), Answers]),
+    [{allow, 4}, {allow, 3}, {allow, 2}, {allow, 1}, {allow, 0}, {deny, _}] = Answers,
+    halt().'
+  # Peers are started by the name `erl`. Numbers of cases change nothing that a C library is asked for.
+  suites "$lib" "weir_SUITE weir_attached_SUITE weir_cluster_SUITE weir_exact_SUITE weir_frozen_SUITE weir_life_SUITE \
+    weir_misuse_SUITE weir_prop_SUITE weir_queue_SUITE weir_replica_prop_SUITE weir_rotate_SUITE" \
+    env PATH="$musl/root/bin:$PATH" WEIR_CASES=100 "$erl"
 }
 
 names=("$@")
@@ -131,7 +165,7 @@ if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
   export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
-  names=("${all[@]}" clock aarch64 nif_asan)
+  names=("${all[@]}" clock aarch64 musl nif_asan)
 fi
 
 for name in "${names[@]}"; do

@@ -119,8 +119,7 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
     limiter.converting_ = true;
     limiter.convert_cursor_ = 0;
     limiter.set_terms({policy, terms.version + 1, terms.policy, now});
-    // Births may matter for longer now.
-    if (limiter.carry_until() > now) limiter.carry_until_.store(carried_until(policy).v, std::memory_order_relaxed);
+    carry(limiter, policy, now);  // births may matter for longer now
     return Put::changed;
   }
   if (options.number.v != 0 && find_number(options.number)) return Put::same_number;
@@ -132,7 +131,9 @@ Registry::Put Registry::put(std::string_view name, KeyHash hash, const Policy& p
   limiter->handles_ = 0;
   limiter->converting_ = false;
   limiter->sweep_cursor_ = 0;
+  // Other nodes may have it already, and tell what they know of keys under their hash of before.
   limiter->carry_until_.store(0, std::memory_order_relaxed);
+  carry(*limiter, policy, now);
   for (auto& range : limiter->dropped_) range.store(0, std::memory_order_relaxed);
   for (unsigned s = 0; s < stripes_; ++s)
     for (auto& counter : limiter->counters_[s].of) counter.store(0, std::memory_order_relaxed);
@@ -290,10 +291,13 @@ bool Registry::maintain(Nanos now, unsigned segments) {
     Limiter* limiter = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      if (maintain_next_ == 0) carried_seen_ = {0};
+      if (maintain_next_ == 0) carried_seen_ = carrying_since_ + std::min(carrying_most_, kCarriedLeast);
       if (maintain_next_ < limiters_.size()) limiter = limiters_[maintain_next_].get();
       if (limiter == nullptr) {
-        if (carried_seen_ <= now) carried_until_.store(0, std::memory_order_relaxed);
+        if (carried_seen_ <= now) {
+          carrying_since_ = {0};
+          carried_until_.store(0, std::memory_order_relaxed);
+        }
         maintain_next_ = 0;
         return closing_ == nullptr;
       }
@@ -453,27 +457,30 @@ bool Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
   return tells;
 }
 
-Nanos Registry::carried_until(const Policy& policy) const noexcept {
-  return carrying_since_ + std::min(carrying_most_, std::max(kCarriedLeast, IntervalSet::horizon(policy)));
+// While keys are carried at all, the limiter's are for as long as its births matter. REQUIRES: the mutex.
+void Registry::carry(Limiter& limiter, const Policy& policy, Nanos now) noexcept {
+  if (carrying_since_.v == 0) return;
+  const Nanos until =
+      carrying_since_ + std::min(carrying_most_, std::max(kCarriedLeast, IntervalSet::horizon(policy)));
+  limiter.carry_until_.store(until > now ? until.v : 0, std::memory_order_relaxed);
+  carried_seen_ = std::max(carried_seen_, until);  // a pass of `maintain` may be under way
+  if (until > carried_until() && until > now) carried_until_.store(until.v, std::memory_order_relaxed);
 }
 
 void Registry::begin_carrying(Nanos now, Nanos most) {
   const std::lock_guard lock(mutex_);
   carrying_since_ = now;
   carrying_most_ = most;
-  Nanos latest{0};
-  for (const auto& limiter : limiters_) {
-    if (limiter->phase_ != Limiter::Phase::open) continue;
-    const Nanos until = carried_until(limiter->terms().policy);
-    limiter->carry_until_.store(until.v, std::memory_order_relaxed);
-    latest = std::max(latest, until);
-  }
-  carried_seen_ = latest;  // a pass of `maintain` may be under way
-  carried_until_.store(latest.v, std::memory_order_relaxed);
+  // Limiters may be made in a moment, from what other nodes tell.
+  carried_seen_ = now + std::min(most, kCarriedLeast);
+  carried_until_.store(carried_seen_.v, std::memory_order_relaxed);
+  for (const auto& limiter : limiters_)
+    if (limiter->phase_ == Limiter::Phase::open) carry(*limiter, limiter->terms().policy, now);
 }
 
 void Registry::end_carrying() {
   const std::lock_guard lock(mutex_);
+  carrying_since_ = {0};
   for (const auto& limiter : limiters_) limiter->carry_until_.store(0, std::memory_order_relaxed);
   carried_until_.store(0, std::memory_order_relaxed);
 }

@@ -323,8 +323,7 @@ class Registry {
     } while (to == 0 || at < to);
   }
 
-  // Until when the keys of a limiter of this policy are carried.
-  Nanos carried_until(const Policy& policy) const noexcept;
+  void carry(Limiter& limiter, const Policy& policy, Nanos now) noexcept;
   template <class Name>
   Ref found(LimiterIndex::Kind kind, std::uint64_t key, std::atomic<Name> Limiter::*name) const noexcept;
   void add(LimiterIndex::Kind kind, std::uint64_t key, Limiter* limiter);
@@ -346,7 +345,7 @@ class Registry {
   unsigned named_ = 0, transient_ = 0;  // open ones
   std::size_t aliases_ = 0, numbers_ = 0;
   std::size_t maintain_next_ = 0;
-  Nanos carrying_since_;
+  Nanos carrying_since_;  // 0: keys are not carried
   Nanos carrying_most_;
   Nanos carried_seen_;  // of the limiters that this pass has come by
   std::atomic<std::int64_t> carried_until_{0};
