@@ -92,12 +92,12 @@ decide(_Limiter, _Key, _Hits, _How) -> ?NOT_LOADED.
 
 %% Items of four, with an external format for a key, only if Mixed. At most 512 items or 64 KB of keys per call, 50 us. A list
 %% that is longer is decoded into a batch, with nothing counted.
--spec check_many([item()], Mixed :: boolean()) -> some(answer()) | long() | wrong_item().
+-spec check_many([item()], Mixed :: boolean()) -> some(answer()) | long() | wrong_item() | bad_list.
 check_many(_Items, _Mixed) -> ?NOT_LOADED.
--spec decide_many([item()], Mixed :: boolean()) -> some(decision()) | long() | wrong_item().
+-spec decide_many([item()], Mixed :: boolean()) -> some(decision()) | long() | wrong_item() | bad_list.
 decide_many(_Items, _Mixed) -> ?NOT_LOADED.
 %% The next part of the list: as long as the above. One process at a time.
--spec batch_add(Batch :: reference(), [item()], Mixed :: boolean()) -> done | long() | wrong_item().
+-spec batch_add(Batch :: reference(), [item()], Mixed :: boolean()) -> done | long() | wrong_item() | bad_list.
 batch_add(_Batch, _Items, _Mixed) -> ?NOT_LOADED.
 %% The answers of one part, as it was added, counted from 0: 40 us.
 -spec batch_check(Batch :: reference(), Part :: non_neg_integer()) -> some(answer()) | done.

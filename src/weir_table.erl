@@ -144,9 +144,12 @@ external(Key) ->
     term_to_binary(Key, [deterministic, {minor_version, 2}]).
 
 %% Nothing is counted unless all items are well formed. Mixed: some items have been mended by to_external/1.
-many(Items, Mixed, {Decide, Answer} = How) when length(Items) >= 0 ->  % a proper list
+many(Items, Mixed, {Decide, Answer} = How) when is_list(Items) ->
     case decoded(Decide(Items, Mixed), Mixed) of
-        {error, Index, Wrong} -> mend(Index, Wrong, Items, Mixed, How);
+        bad_list -> bad_list;
+        %% (The tail of the list may not have been seen yet.)
+        {error, Index, Wrong} when length(Items) >= 0 -> mend(Index, Wrong, Items, Mixed, How);
+        {error, _, _} -> bad_list;
         {batch, Batch} -> joined(parts(Batch, 0, Answer));
         Answers -> Answers
     end;

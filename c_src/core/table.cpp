@@ -54,8 +54,6 @@ bool Table::begin_close() noexcept {
 // ---- one key ----
 
 Status Table::decide(Generation generation, const Terms& terms, KeyHash key, Tokens hits, Nanos now, Ruling& out) {
-  out = try_decide(generation, terms.policy, terms.version, key, hits, now);
-  if (out.verdict != Verdict::unsure) return Status::ok;
   return update(generation, terms, key, now, [&](Tat& state) {
     const bool admitted = state.take(terms.policy, hits, now);
     out = {admitted ? Verdict::admitted : Verdict::denied, state.value()};
@@ -64,12 +62,14 @@ Status Table::decide(Generation generation, const Terms& terms, KeyHash key, Tok
 }
 
 Status Table::decide(Generation generation, const Terms& terms, KeyHash key, Tokens hits, Nanos now, Decision& out) {
-  Ruling ruling;
-  const Status status = decide(generation, terms, key, hits, now, ruling);
-  if (status != Status::ok) return status;
+  Ruling ruling = try_decide(generation, terms.policy, terms.version, key, hits, now);
+  if (ruling.verdict == Verdict::unsure) {
+    const Status status = decide(generation, terms, key, hits, now, ruling);
+    if (status != Status::ok) return status;
+  }
   const Tat state(ruling.tat);
   out = ruling.verdict == Verdict::admitted ? state.allowed(terms.policy, now) : state.denied(terms.policy, hits, now);
-  return status;
+  return Status::ok;
 }
 
 Status Table::peek(Generation generation, const Terms& terms, KeyHash key, Nanos now, Tat& out) {
@@ -153,29 +153,47 @@ void Table::store(Slot slot, Tat state) noexcept {
   }
 }
 
-// The key, which probably isn't there, under the locks of both of its lines.
+// The key, which probably isn't there: in its home if it has room there and can't be elsewhere, else under the locks of
+// both of its lines.
 auto Table::enter(const Place& place, Generation generation, const Terms& terms, KeyHash key, Nanos now, Action action,
                   bool may_grow) -> Entered {
   KeyLine* const home = place.segment.home(key);
   KeyLine* const second = place.segment.second(key);
+  {
+    const KeyLineLock lock(*home);
+    if (!stands(place, generation)) return Entered::again;
+    if (ask_in(home, key, action)) return Entered::done;
+    const Slot slot = home->overflowed() ? Slot{} : free_slot(home, now);
+    if (slot) return put(slot, key, action);
+  }
   const KeyLineLock lower(*std::min(home, second));
   const KeyLineLock upper(*std::max(home, second));
   if (!stands(place, generation)) return Entered::again;
-  for (KeyLine* const line : {home, second}) {
-    if (const unsigned match = line->match(key); match != 0) {
-      const Slot slot{line, static_cast<unsigned>(std::countr_zero(match))};
-      Tat state(line->tat(slot.at));
-      if (action(state)) store(slot, state);
-      return Entered::done;
-    }
-  }
-  Tat state;
-  if (!action(state) || state.value() == Nanos{0}) return Entered::done;
+  if (ask_in(home, key, action) || ask_in(second, key, action)) return Entered::done;
+  // Asked for before the slot: an eviction can't be undone.
+  if (Tat state; !action(state)) return Entered::done;
   const Slot slot = slot_for(place.segment, key, terms.policy, now, may_grow);
   if (!slot) return Entered::full;
+  if (slot.line != home) home->set_overflowed();
+  return put(slot, key, action);
+}
+
+// Whether the key is in the line: then the action is run on its state. REQUIRES: the line is locked.
+bool Table::ask_in(KeyLine* line, KeyHash key, Action action) noexcept {
+  const unsigned match = line->match(key);
+  if (match == 0) return false;
+  const Slot slot{line, static_cast<unsigned>(std::countr_zero(match))};
+  Tat state(line->tat(slot.at));
+  if (action(state)) store(slot, state);
+  return true;
+}
+
+// A key that is nowhere yet, if the action makes something of it. REQUIRES: its home and the slot's line are locked.
+auto Table::put(Slot slot, KeyHash key, Action action) noexcept -> Entered {
+  Tat state;
+  if (!action(state) || state.value() == Nanos{0}) return Entered::done;
   if (slot.line->empty(slot.at)) keys_.fetch_add(1, std::memory_order_relaxed);
   slot.line->set(slot.at, key, state.value());
-  if (slot.line != home) home->set_overflowed();
   return Entered::done;
 }
 
@@ -195,11 +213,18 @@ auto Table::slot_for(Segment segment, KeyHash key, const Policy& policy, Nanos n
   return evict(segment, key, policy, now);
 }
 
-// An empty slot or a dead key's. At max_keys an empty slot is not free. REQUIRES: the line is locked.
+// An empty slot, else a dead key's: that one may be asked for again. At max_keys an empty slot is not free. REQUIRES:
+// the line is locked.
 auto Table::free_slot(KeyLine* line, Nanos now) const noexcept -> Slot {
-  for (unsigned i = 0; i < kSlots; ++i)
-    if (line->empty(i) ? !full() : line->tat(i) <= now) return {line, i};
-  return {};
+  Slot dead;
+  for (unsigned i = 0; i < kSlots; ++i) {
+    if (!line->empty(i)) {
+      if (line->tat(i) <= now) dead = {line, i};
+    } else if (!full()) {
+      return {line, i};
+    }
+  }
+  return dead;
 }
 
 // Empties a slot of a full line by moving its key to the key's other line, if need be after making a hole there in the

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <vector>
 
 #include "clock.hpp"
@@ -111,23 +110,29 @@ ERL_NIF_TERM get_items(ErlNifEnv* env, ERL_NIF_TERM& list, bool mixed, Decoded& 
   ERL_NIF_TERM limiter = 0;  // no term
   Registry::Ref ref;
   const Table* cold = nullptr;  // the limiter's table, if its lines should be fetched ahead
+  bool carries = false;
   const Nanos now = clock_now_overlapped();
+  const SipKey secret = state->secrets.get(Secrets::kNow);
   for (ERL_NIF_TERM head, tail;
        decoded.size < kItems && decoded.bytes < kBytes && enif_get_list_cell(env, list, &head, &tail); list = tail) {
     int arity;
     const ERL_NIF_TERM* item;
     if (!enif_get_tuple(env, head, &arity, &item) || (arity != 3 && !(mixed && arity == 4))) return atoms.bad_item;
-    Question& question = *new (&decoded.questions[decoded.size]) Question;
+    Question& question = decoded.questions[decoded.size];
     // Most batches ask one limiter: its name needn't be looked up again.
     if (item[0] != limiter) {
       if (const ERL_NIF_TERM wrong = get_limiter(env, item[0], ref)) return wrong;
       limiter = item[0];
       const Table& table = ref.limiter->table();
       cold = table.bytes() > kPrefetchBytes ? &table : nullptr;
+      carries = now < ref.limiter->carry_until();
     }
     question.ref = ref;
+    question.before = {};
     const Form form = arity == 3 ? Form::native : Form::external;
-    if (const ERL_NIF_TERM wrong = get_key(env, item[1], form, now, question, decoded.bytes)) return wrong;
+    if (const ERL_NIF_TERM wrong = hash_key(env, item[1], form, secret, question.key, decoded.bytes)) return wrong;
+    if (carries) [[unlikely]]
+      question.before = carry(env, item[1], form, ref, question.key, now);
     if (const ERL_NIF_TERM wrong = get_hits(env, item[2], question.hits)) return wrong;
     if (cold != nullptr) cold->prefetch(question.key);
     ++decoded.size;
@@ -144,26 +149,29 @@ void account(ErlNifEnv* env, std::size_t items, std::size_t bytes) noexcept {
 template <class Make>
 ERL_NIF_TERM make_answers(ErlNifEnv* env, const Question* questions, unsigned size, Make make) {
   std::array<ERL_NIF_TERM, kItems> answers;
-  std::optional<Asker> asker;
   bool births = false;
   bool asks = false;
   const unsigned mine = stripe();
   const Nanos now = clock_now_overlapped();
-  for (unsigned i = 0; i < size; ++i) {
-    const Question& question = questions[i];
-    if (question.ref.limiter->asks()) [[unlikely]] {
-      answers[i] = make_ask(env, question, now);
-      if (answers[i] != 0) {
-        asks = true;
-        continue;
+  for (unsigned i = 0; i < size;) {
+    // As many as ask the same limiter.
+    const Registry::Ref ref = questions[i].ref;
+    const bool asking = ref.limiter->asks();
+    bool admits = false;
+    Asker asker(ref, mine);
+    for (; i < size && questions[i].ref == ref; ++i) {
+      const Question& question = questions[i];
+      if (asking) [[unlikely]] {
+        answers[i] = make_ask(env, question, now);
+        asks = asks || answers[i] != 0;
+        if (answers[i] != 0) continue;
       }
+      const Answered answered = asker.ask(question.key, question.hits, now);
+      answers[i] = make(answered, question.hits, now);
+      admits = admits || answered.allowed;
     }
-    if (!asker || asker->ref() != question.ref) asker.emplace(question.ref, mine);
-    const Answered answered = asker->ask(question.key, question.hits, now);
-    answers[i] = make(answered, question.hits, now);
-    births = births || (answered.allowed && question.ref.limiter->replicated());
+    births = births || (admits && ref.limiter->replicated());
   }
-  asker.reset();
   if (births) wake_reader(env);
   const ERL_NIF_TERM made = enif_make_list_from_array(env, answers.data(), size);
   return asks ? enif_make_tuple2(env, atoms.asks, made) : made;
@@ -229,11 +237,11 @@ ERL_NIF_TERM answer_list(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   account(env, decoded.size, decoded.bytes);
   if (wrong != 0) return enif_make_tuple3(env, atoms.error, enif_make_uint(env, decoded.size), wrong);
   if (enif_is_empty_list(env, list)) return F(env, decoded.questions.data(), decoded.size);
-  if (!enif_is_list(env, list)) return enif_make_badarg(env);
+  if (!enif_is_list(env, list)) return atoms.bad_list;
   return enif_make_tuple3(env, atoms.long_, make_batch(env, decoded), list);
 }
 
-// batch_add(Batch, [Item], Mixed) -> {long, Batch, Rest} | done | {error, Index, Reason}
+// batch_add(Batch, [Item], Mixed) -> {long, Batch, Rest} | done | {error, Index, Reason} | bad_list
 ERL_NIF_TERM batch_add(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   void* object;
   if (!enif_get_resource(env, argv[0], batch_type, &object)) return enif_make_badarg(env);
@@ -247,7 +255,7 @@ ERL_NIF_TERM batch_add(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   }
   append(batch, decoded);
   if (enif_is_empty_list(env, list)) return atoms.done;
-  if (!enif_is_list(env, list)) return enif_make_badarg(env);
+  if (!enif_is_list(env, list)) return atoms.bad_list;
   return enif_make_tuple3(env, atoms.long_, argv[0], list);
 }
 

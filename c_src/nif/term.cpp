@@ -51,6 +51,10 @@ unsigned stripe() noexcept {
     std::uint64_t state = 0;
     unsigned stripe = 0;
   };
+#ifdef __GLIBC__
+  // A nanosecond less; musl refuses the model in a library that is loaded at run time.
+  [[gnu::tls_model("initial-exec")]]
+#endif
   static thread_local Mine mine;
   if (mine.state != state->id) [[unlikely]]
     mine = {state->id, first_stripe()};
@@ -69,11 +73,6 @@ void wake_again(ErlNifEnv* env) noexcept {
   }
   // If it is gone, whoever takes its place will be told.
   static_cast<void>(enif_send(env, &reader, nullptr, atoms.weir_births));
-}
-
-KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept {
-  return siphash13(secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
-                   static_cast<std::uint8_t>(type));
 }
 
 bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexcept {
@@ -193,17 +192,7 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   return ref ? 0 : atoms.unknown_limiter;
 }
 
-ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key,
-                      std::size_t& bytes) noexcept {
-  // First what most keys are.
-  if (ErlNifBinary binary; enif_inspect_binary(env, term, &binary)) [[likely]] {
-    if (binary.size > kMaxKeyBytes) return atoms.long_key;
-    bytes += binary.size;
-    key = hash_bytes(secret, form == Form::external ? KeyType::external : KeyType::binary,
-                     {reinterpret_cast<const char*>(binary.data), binary.size});
-    return 0;
-  }
-  if (form == Form::external) return atoms.other_key;
+ERL_NIF_TERM hash_term(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHash& key) noexcept {
   if (enif_is_tuple(env, term)) return hash_tuple(env, term, secret, key);
   const bool simple = visit_simple(
       env, term,
@@ -226,9 +215,7 @@ KeyHash carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, K
   return before;
 }
 
-ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
-  hits = {1};
-  if (term == atoms.one) return 0;
+ERL_NIF_TERM get_other_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
   ErlNifSInt64 value;
   if (!enif_get_int64(env, term, &value) || value < 1) return atoms.bad_hits;
   hits = {value};

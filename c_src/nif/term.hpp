@@ -97,7 +97,10 @@ void make_atoms(ErlNifEnv* env) noexcept;
 
 // The hash of a name or key of bytes of `type`.
 enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, address, external };
-KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept;
+inline KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept {
+  return siphash13(secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
+                   static_cast<std::uint8_t>(type));
+}
 
 // What a key's term is hashed as. `external` says that the term is a binary which is another key's external format.
 enum class Form : std::uint8_t { native, external };
@@ -111,22 +114,40 @@ struct Question {
 
 // Decoders return 0 when all is well, else the atom that says what isn't.
 ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) noexcept;
-// The key's hash under a secret, and by how many bytes it is known.
-ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key,
-                      std::size_t& bytes) noexcept;
+// Of a key that isn't a binary.
+ERL_NIF_TERM hash_term(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHash& key) noexcept;
+// The key's hash under a secret. `bytes` grows by what was hashed.
+inline ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const SipKey& secret, KeyHash& key,
+                             std::size_t& bytes) noexcept {
+  // First what most keys are.
+  if (ErlNifBinary binary; enif_inspect_binary(env, term, &binary)) [[likely]] {
+    if (binary.size > kMaxKeyBytes) [[unlikely]]
+      return atoms.long_key;
+    bytes += binary.size;
+    key = hash_bytes(secret, form == Form::external ? KeyType::external : KeyType::binary,
+                     {reinterpret_cast<const char*>(binary.data), binary.size});
+    return 0;
+  }
+  return form == Form::external ? atoms.other_key : hash_term(env, term, secret, key);
+}
 // While the limiter's keys are carried over: brings what it knows of the key under the hash of before to that of now,
 // and returns that hash. Not inlined: a limiter has a rotation behind it for nearly all of its life.
 [[gnu::noinline]] KeyHash carry(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Registry::Ref ref, KeyHash key,
                                 Nanos now) noexcept;
-// The key's hash as of now, in `question`, whose `ref` is given. `bytes` grows by what was hashed.
+// The key's hash as of now, in `question`, whose `ref` is given.
 inline ERL_NIF_TERM get_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, Nanos now, Question& question,
                             std::size_t& bytes) noexcept {
+  // The secret before carry_until: a rotation sets them the other way round.
   const ERL_NIF_TERM wrong = hash_key(env, term, form, state->secrets.get(Secrets::kNow), question.key, bytes);
   if (wrong == 0 && now < question.ref.limiter->carry_until()) [[unlikely]]
     question.before = carry(env, term, form, question.ref, question.key, now);
   return wrong;
 }
-ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
+ERL_NIF_TERM get_other_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept;
+inline ERL_NIF_TERM get_hits(ErlNifEnv* env, ERL_NIF_TERM term, Tokens& hits) noexcept {
+  hits = {1};
+  return term == atoms.one ? 0 : get_other_hits(env, term, hits);
+}
 inline ERL_NIF_TERM get_question(ErlNifEnv* env, const ERL_NIF_TERM* terms, Form form, Nanos now, Question& question,
                                  std::size_t& bytes) noexcept {
   if (const ERL_NIF_TERM wrong = get_limiter(env, terms[0], question.ref)) return wrong;

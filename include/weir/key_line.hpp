@@ -29,6 +29,9 @@
 #include "weir/tat.hpp"
 #include "weir/units.hpp"
 
+// On the way of every decision: inlined also where g++ would rather not, in a library linked as a whole.
+#define WEIR_INLINE [[gnu::always_inline]] inline
+
 namespace weir {
 
 // Tells the core that this is a spin.
@@ -51,38 +54,41 @@ class alignas(64) KeyLine {
   };
 
   // A bit for each slot that holds the key. Without a branch: on real traffic the slot is a coin toss.
-  unsigned match(KeyHash key) const noexcept {
-    unsigned mask = 0;
-    for (unsigned i = 0; i < kSlots; ++i)
-      mask |= static_cast<unsigned>(hash_[i].load(std::memory_order_acquire) == key.v) << i;
-    return mask;
+  WEIR_INLINE unsigned match(KeyHash key) const noexcept {
+    static_assert(kSlots == 4);  // written out: g++ 12 makes a loop of a loop
+    const auto is = [&](unsigned i) {
+      return static_cast<unsigned>(hash_[i].load(std::memory_order_acquire) == key.v);
+    };
+    return (is(0) | is(1) << 1) | (is(2) << 2 | is(3) << 3);
   }
-  bool holds(unsigned slot, KeyHash key) const noexcept { return hash_[slot].load(std::memory_order_acquire) == key.v; }
+  WEIR_INLINE bool holds(unsigned slot, KeyHash key) const noexcept {
+    return hash_[slot].load(std::memory_order_acquire) == key.v;
+  }
   bool empty(unsigned slot) const noexcept { return hash_[slot].load(std::memory_order_relaxed) == 0; }
   KeyHash key(unsigned slot) const noexcept { return {hash_[slot].load(std::memory_order_acquire)}; }
-  Nanos tat(unsigned slot) const noexcept {
+  WEIR_INLINE Nanos tat(unsigned slot) const noexcept {
     return {static_cast<std::int64_t>(tat_[slot].load(std::memory_order_acquire) & kTimeBits)};
   }
   Slot slot(unsigned at) const noexcept {
     return {hash_[at].load(std::memory_order_relaxed), tat_[at].load(std::memory_order_relaxed) & kTimeBits};
   }
-  bool overflowed() const noexcept { return (tat_[1].load(std::memory_order_relaxed) & kOverflowed) != 0; }
+  WEIR_INLINE bool overflowed() const noexcept { return (tat_[1].load(std::memory_order_relaxed) & kOverflowed) != 0; }
 
   // Held for tens of nanoseconds; by a rebuild of the segment, tens of microseconds.
-  [[gnu::always_inline]] void lock() noexcept {
+  WEIR_INLINE void lock() noexcept {
     if (!try_lock()) [[unlikely]]
       wait();
   }
-  [[gnu::always_inline]] bool try_lock() noexcept {
-    return (tat_[0].fetch_or(kLock, std::memory_order_acquire) & kLock) == 0;
+  WEIR_INLINE bool try_lock() noexcept { return (tat_[0].fetch_or(kLock, std::memory_order_acquire) & kLock) == 0; }
+  WEIR_INLINE void unlock() noexcept {
+    tat_[0].store(tat_[0].load(std::memory_order_relaxed) & ~kLock, std::memory_order_release);
   }
-  void unlock() noexcept { tat_[0].store(tat_[0].load(std::memory_order_relaxed) & ~kLock, std::memory_order_release); }
   bool locked() const noexcept { return (tat_[0].load(std::memory_order_relaxed) & kLock) != 0; }
 
   // The rest REQUIRES: the caller holds the lock, or nobody else can see the line.
 
   // The slot's key stays the same.
-  void set_tat(unsigned slot, Nanos tat) noexcept {
+  WEIR_INLINE void set_tat(unsigned slot, Nanos tat) noexcept {
     tat_[slot].store(static_cast<std::uint64_t>(tat.v) | marks(slot), std::memory_order_release);
   }
   // Hash first to 0, then the TAT, then the new hash (see above).
@@ -138,11 +144,11 @@ static_assert(kTimeMax.v < std::int64_t{1} << 62, "a TAT leaves two bits to the 
 // Held to the end of the scope.
 class KeyLineLock {
  public:
-  [[gnu::always_inline]] explicit KeyLineLock(KeyLine& line) noexcept : line_(&line) { line.lock(); }
+  WEIR_INLINE explicit KeyLineLock(KeyLine& line) noexcept : line_(&line) { line.lock(); }
   KeyLineLock(KeyLine& line, std::try_to_lock_t) noexcept : line_(line.try_lock() ? &line : nullptr) {}
   KeyLineLock(const KeyLineLock&) = delete;
   KeyLineLock& operator=(const KeyLineLock&) = delete;
-  [[gnu::always_inline]] ~KeyLineLock() {
+  WEIR_INLINE ~KeyLineLock() {
     if (line_ != nullptr) line_->unlock();
   }
   explicit operator bool() const noexcept { return line_ != nullptr; }

@@ -118,14 +118,14 @@ class Limiter {
 
   // `n` decisions more of the kind. `stripe` is the calling thread's own, or the last one, which all may share.
   enum Kind : unsigned { kAllowed, kDenied, kShadowDenied, kFailed, kKinds };
-  void count(Kind kind, unsigned stripe, std::int64_t n) noexcept {
+  WEIR_INLINE void count(Kind kind, unsigned stripe, std::int64_t n) noexcept {
     std::atomic<std::int64_t>& counter = counters_[stripe].of[kind];
     if (stripe + 1 != stripes_)  // nobody else writes it
       counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
     else
       counter.fetch_add(n, std::memory_order_relaxed);
   }
-  static Kind kind_of(const Answered& answered) noexcept {
+  WEIR_INLINE static Kind kind_of(const Answered& answered) noexcept {
     switch (answered.reason) {
       case Answered::Reason::ok:
         return kAllowed;
@@ -385,7 +385,7 @@ inline Nanos Answered::reset(Nanos now) const noexcept {
   return {std::max<std::int64_t>(0, (tat - now).v)};
 }
 
-inline Limiter::Brief Limiter::brief() const noexcept {
+WEIR_INLINE Limiter::Brief Limiter::brief() const noexcept {
   for (;;) {
     const std::uint32_t sequence = sequence_.load(std::memory_order_acquire);
     const Brief brief{{{capacity_.load(std::memory_order_acquire)}, {interval_.load(std::memory_order_acquire)}},
@@ -402,8 +402,8 @@ namespace detail {
 Answered ask_any(Registry::Ref ref, Limiter::Brief& brief, KeyHash key, Tokens hits, Nanos now,
                  unsigned stripe) noexcept;
 
-[[gnu::always_inline]] inline Answered ask(Registry::Ref ref, Limiter::Brief& brief, KeyHash key, Tokens hits,
-                                           Nanos now, unsigned stripe) noexcept {
+WEIR_INLINE Answered ask(Registry::Ref ref, Limiter::Brief& brief, KeyHash key, Tokens hits, Nanos now,
+                         unsigned stripe) noexcept {
   Limiter& limiter = *ref.limiter;
   if (!limiter.halted()) [[likely]] {
     const Ruling ruling = limiter.table().try_decide(ref.generation, brief.policy, brief.version, key, hits, now);
@@ -421,26 +421,26 @@ Answered ask_any(Registry::Ref ref, Limiter::Brief& brief, KeyHash key, Tokens h
 
 }  // namespace detail
 
-inline Answered Registry::ask(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
+WEIR_INLINE Answered Registry::ask(Ref ref, KeyHash key, Tokens hits, Nanos now, unsigned stripe) noexcept {
   Limiter::Brief brief = ref.limiter->brief();
   const Answered answered = detail::ask(ref, brief, key, hits, now, stripe);
   ref.limiter->count(Limiter::kind_of(answered), stripe, 1);
   return answered;
 }
 
-inline Answered Asker::ask(KeyHash key, Tokens hits, Nanos now) noexcept {
+WEIR_INLINE Answered Asker::ask(KeyHash key, Tokens hits, Nanos now) noexcept {
   const Answered answered = detail::ask(ref_, brief_, key, hits, now, stripe_);
   ++counts_[Limiter::kind_of(answered)];
   return answered;
 }
 
-inline Registry::Ref Registry::find_alias(std::uint64_t alias) const noexcept {
+WEIR_INLINE Registry::Ref Registry::find_alias(std::uint64_t alias) const noexcept {
   return found(LimiterIndex::Kind::alias, alias, &Limiter::alias_);
 }
 
 template <class Name>
-Registry::Ref Registry::found(LimiterIndex::Kind kind, std::uint64_t key,
-                              std::atomic<Name> Limiter::*name) const noexcept {
+WEIR_INLINE Registry::Ref Registry::found(LimiterIndex::Kind kind, std::uint64_t key,
+                                          std::atomic<Name> Limiter::*name) const noexcept {
   std::uint64_t generation = 0;
   // The generation before the name and after: if it is the same, the limiter had the name in it.
   Limiter* const limiter = index_.find(kind, key, [&](const Limiter& is) {

@@ -128,9 +128,9 @@ class Table {
   // inserts, converts or fails. `unsure`: ask `decide`. REQUIRES: hits >= 1, policy valid, of the version.
   Ruling try_decide(Generation generation, const Policy& policy, std::uint32_t version, KeyHash key, Tokens hits,
                     Nanos now) noexcept;
-  // The same for any key. `out.verdict` is never `unsure` when it returns ok.
+  // What `try_decide` doesn't settle. `out.verdict` is never `unsure` when it returns ok.
   Status decide(Generation generation, const Terms& terms, KeyHash key, Tokens hits, Nanos now, Ruling& out);
-  // The same, with all that can be said of it.
+  // Both, with all that can be said of it.
   Status decide(Generation generation, const Terms& terms, KeyHash key, Tokens hits, Nanos now, Decision& out);
   // A copy of the key's state, empty if there is none.
   Status peek(Generation generation, const Terms& terms, KeyHash key, Nanos now, Tat& out);
@@ -204,8 +204,8 @@ class Table {
       return (word & (63 << 9 | 8)) == static_cast<std::uint64_t>(of % kVersions) << 9;
     }
     unsigned line_count() const noexcept { return pages() * kPageLines; }
-    KeyLine* home(KeyHash key) const noexcept { return lines() + home_index(key, pages()); }
-    KeyLine* second(KeyHash key) const noexcept { return lines() + second_index(key, pages()); }
+    WEIR_INLINE KeyLine* home(KeyHash key) const noexcept { return lines() + home_index(key, pages()); }
+    WEIR_INLINE KeyLine* second(KeyHash key) const noexcept { return lines() + second_index(key, pages()); }
     // The line where a key that is in `line` could also be.
     KeyLine* other(KeyHash key, const KeyLine* line) const noexcept {
       return line == home(key) ? second(key) : home(key);
@@ -270,18 +270,18 @@ class Table {
 
   Directory directory() const noexcept { return {root_.load(std::memory_order_acquire)}; }
   bool is(Generation generation) const noexcept { return generation_.load(std::memory_order_acquire) == generation; }
-  Place place_of(std::uint64_t hash) const noexcept {
+  WEIR_INLINE Place place_of(std::uint64_t hash) const noexcept {
     const Directory d = directory();
     if (d.words() == nullptr) return {d.root, nullptr, {}};
     const Word* const word = d.words() + d.index(hash);
     return {d.root, word, {word->load(std::memory_order_acquire)}};
   }
   // Whether the place is still as it was found. REQUIRES, for it to stay so: one of its lines is locked.
-  bool stands(const Place& place, Generation generation) const noexcept {
+  WEIR_INLINE bool stands(const Place& place, Generation generation) const noexcept {
     return place.word->load(std::memory_order_acquire) == place.segment.word &&
            root_.load(std::memory_order_acquire) == place.root && is(generation);
   }
-  static Found find_in(const Place& place, KeyHash key) noexcept {
+  WEIR_INLINE static Found find_in(const Place& place, KeyHash key) noexcept {
     KeyLine* line = place.segment.home(key);
     unsigned match = line->match(key);
     if (match == 0) [[unlikely]] {
@@ -304,6 +304,8 @@ class Table {
   Entered enter(const Place& place, Generation generation, const Terms& terms, KeyHash key, Nanos now, Action action,
                 bool may_grow);
   void store(Slot slot, Tat state) noexcept;
+  bool ask_in(KeyLine* line, KeyHash key, Action action) noexcept;
+  Entered put(Slot slot, KeyHash key, Action action) noexcept;
   Slot slot_for(Segment segment, KeyHash key, const Policy& policy, Nanos now, bool may_grow) noexcept;
   Slot free_slot(KeyLine* line, Nanos now) const noexcept;
   Slot hole(Segment segment, KeyLine* line, Nanos now, unsigned moves) noexcept;
@@ -355,9 +357,8 @@ class Table {
   std::mutex directory_mutex_;
 };
 
-[[gnu::always_inline]] inline Ruling Table::try_decide(Generation generation, const Policy& policy,
-                                                       std::uint32_t version, KeyHash key, Tokens hits,
-                                                       Nanos now) noexcept {
+WEIR_INLINE Ruling Table::try_decide(Generation generation, const Policy& policy, std::uint32_t version, KeyHash key,
+                                     Tokens hits, Nanos now) noexcept {
   const Place place = place_of(key.v);
   if (!place || !place.segment.settled(version)) [[unlikely]]
     return {Verdict::unsure, {}};
@@ -370,11 +371,16 @@ class Table {
     const bool same = found.line->holds(found.slot, key) && found.line->tat(found.slot) == seen.value();
     return same && stands(place, generation) ? Ruling{Verdict::denied, seen.value()} : Ruling{Verdict::unsure, {}};
   }
+  // Computed ahead: behind the lock the processor waits for whatever comes.
+  const Tat taken(std::max(seen.value(), now) + hits * policy.interval);
   const KeyLineLock lock(*found.line);
   if (!stands(place, generation) || !found.line->holds(found.slot, key)) [[unlikely]]
     return {Verdict::unsure, {}};
-  Tat state(found.line->tat(found.slot));
-  if (!state.take(policy, hits, now)) return {Verdict::denied, state.value()};
+  Tat state = taken;
+  if (found.line->tat(found.slot) != seen.value()) [[unlikely]] {
+    state = Tat(found.line->tat(found.slot));
+    if (!state.take(policy, hits, now)) return {Verdict::denied, state.value()};
+  }
   found.line->set_tat(found.slot, state.value());
   return {Verdict::admitted, state.value()};
 }
