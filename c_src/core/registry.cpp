@@ -1,6 +1,7 @@
 #include "weir/registry.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <new>
 
 namespace weir {
@@ -44,6 +45,28 @@ void Limiter::set_flags(const LimiterOptions& options) noexcept {
                    (options.number.v != 0 ? kReplicated : 0) | (options.deny_in_minority ? kClosed : 0) |
                    (options.claims ? kClaims : 0) | (options.owned ? kOwned : 0),
                std::memory_order_relaxed);
+}
+
+bool Limiter::next_dropped(Table::Cursor& at) const noexcept {
+  constexpr unsigned kShift = 64 - kRangeBits;
+  for (std::uint64_t range = at >> kShift; range < std::uint64_t{1} << kRangeBits; range = (range / 64 + 1) * 64) {
+    const std::uint64_t bits = dropped_[range / 64].load(std::memory_order_relaxed) >> range % 64;
+    if (bits == 0) continue;
+    range += static_cast<unsigned>(std::countr_zero(bits));
+    at = std::max(at, range << kShift);
+    return true;
+  }
+  return false;
+}
+
+void Limiter::take_dropped(Table::Cursor from, Table::Cursor to) noexcept {
+  constexpr unsigned kShift = 64 - kRangeBits;
+  const std::uint64_t last = to == 0 ? (std::uint64_t{1} << kRangeBits) - 1 : (to - 1) >> kShift;
+  for (std::uint64_t range = from >> kShift; range <= last; ++range) {
+    const std::uint64_t bit = std::uint64_t{1} << range % 64;
+    auto& word = dropped_[range / 64];
+    if ((word.load(std::memory_order_relaxed) & bit) != 0) word.fetch_and(~bit, std::memory_order_acq_rel);
+  }
 }
 
 Counts Limiter::counts() const noexcept {
@@ -460,8 +483,7 @@ bool Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
 // While keys are carried at all, the limiter's are for as long as its births matter. REQUIRES: the mutex.
 void Registry::carry(Limiter& limiter, const Policy& policy, Nanos now) noexcept {
   if (carrying_since_.v == 0) return;
-  const Nanos until =
-      carrying_since_ + std::min(carrying_most_, std::max(kCarriedLeast, IntervalSet::horizon(policy)));
+  const Nanos until = carrying_since_ + std::min(carrying_most_, std::max(kCarriedLeast, IntervalSet::horizon(policy)));
   limiter.carry_until_.store(until > now ? until.v : 0, std::memory_order_relaxed);
   carried_seen_ = std::max(carried_seen_, until);  // a pass of `maintain` may be under way
   if (until > carried_until() && until > now) carried_until_.store(until.v, std::memory_order_relaxed);

@@ -335,7 +335,7 @@ unsigned Table::move_out(Segment segment, unsigned side) noexcept {
 
 // ---- walks ----
 
-// Calls visit(place, hash) for up to `segments` segments from the cursor on, until it returns false; true at the end.
+// Calls visit(place, hash) for up to `segments` segments from the cursor on; true at the end.
 template <class Visit>
 bool Table::walk(Generation generation, Cursor& cursor, unsigned segments, Visit visit) {
   for (;;) {
@@ -343,7 +343,7 @@ bool Table::walk(Generation generation, Cursor& cursor, unsigned segments, Visit
     const Place place = place_of(cursor);
     if (!is(generation)) return true;
     if (!place) continue;  // the directory has just grown
-    if (!visit(place, cursor)) return true;
+    visit(place, cursor);
     cursor = behind(cursor, place.segment);
     if (cursor == 0) return true;
   }
@@ -374,11 +374,20 @@ Status Table::convert_segment(Generation generation, const Terms& terms, const P
 }
 
 bool Table::convert(Generation generation, const Terms& terms, Cursor& cursor, unsigned segments) {
-  return walk(generation, cursor, segments, [&](const Place& place, std::uint64_t hash) {
-    if (place.segment.is_of(terms.version)) return true;
-    // (When another thread changed the segment meanwhile, its next question converts it.)
-    return convert_segment(generation, terms, place, hash) != Status::stale;
-  });
+  while (segments > 0) {
+    const Place place = place_of(cursor);
+    if (!is(generation)) return true;
+    if (!place) continue;  // the directory has just grown
+    if (place.segment.is_of(terms.version)) {
+      cursor = behind(cursor, place.segment);
+      if (cursor == 0) return true;
+      --segments;
+    } else if (convert_segment(generation, terms, place, cursor) == Status::stale) {
+      return true;
+    }
+    // Looked at once more: it may have been split at that moment, and be of the version before still.
+  }
+  return false;
 }
 
 void Table::sweep_segment(Generation generation, const Place& place, std::uint64_t hash, Nanos now) {
@@ -400,7 +409,6 @@ void Table::sweep_segment(Generation generation, const Place& place, std::uint64
 bool Table::sweep(Generation generation, const Terms& terms, Nanos now, Cursor& cursor, unsigned segments) {
   return walk(generation, cursor, segments, [&](const Place& place, std::uint64_t hash) {
     if (place.segment.is_of(terms.version)) sweep_segment(generation, place, hash, now);
-    return true;
   });
 }
 

@@ -31,8 +31,8 @@ constexpr std::size_t kLongLog = 16384;
 constexpr std::size_t kBirths = 2048;
 // In what time births are looked for again while they come.
 constexpr Nanos kPoll{2'000'000};
-// Keys that one step looks at again after births were lost, some 10 ms.
-constexpr std::size_t kRescanned = 1 << 16;
+// Keys that one step looks at again after births were lost: 100 us, or a segment of the table.
+constexpr std::size_t kRescanned = 1024;
 constexpr std::size_t kCarries = 256;
 // The share of a time slice that a step on a normal scheduler is accounted as, in percent.
 constexpr int kStepTimeslice = 1;
@@ -311,7 +311,7 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
 // A node that has nobody to tell keeps no births beside its tables.
 bool has_listeners(const Machine& machine) noexcept { return machine.replica.registered() > 1; }
 
-// What the tables lost on the way to the replica is looked for on a dirty scheduler, where it was lost. (Not where keys
+// What the tables lost on the way to the replica is looked for where it was lost, a little in each step. (Not where keys
 // have owners: their cells also hold levels that other nodes told, and these would be counted as births of this one.)
 void rescan(Machine& machine, Nanos now) {
   std::set<std::pair<LimiterId, KeyHash>> carried;
@@ -387,7 +387,6 @@ auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) 
 
 bool long_step(const Event& event, const Machine& machine) noexcept {
   const Replica& replica = machine.replica;
-  if (machine.rescan) return true;
   if (std::holds_alternative<Ask>(event)) return false;
   if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
   if (const auto* const arrival = std::get_if<Arrival>(&event)) {

@@ -50,7 +50,7 @@ struct Admission {
 
 class Admissions {
  public:
-  static constexpr std::size_t kRing = 4096;
+  static constexpr std::size_t kRing = 8192;
   // What the reader fetches ahead.
   static constexpr std::size_t kAhead = 32;
 
@@ -143,7 +143,7 @@ class Admissions {
  private:
   enum class Reader : std::uint8_t { asleep, polled, awake };
   static constexpr std::int64_t kTaken = -1;
-  static constexpr std::size_t kLast = 256;  // of as many keys per ring it is known where their last entry is
+  static constexpr std::size_t kLast = kRing;  // of as many keys per ring it is known where their last entry is
 
   struct Entry {
     KeyHash key;
@@ -154,7 +154,7 @@ class Admissions {
   };
   struct Room {
     std::array<Entry, kRing> entries;
-    std::array<std::uint64_t, kLast> last{};  // of a key: where its entry was put
+    std::array<std::uint32_t, kLast> last{};  // of a key: where its entry was put
     Entry& operator[](std::uint64_t at) noexcept { return entries[at]; }
   };
   struct Ring {
@@ -168,8 +168,8 @@ class Admissions {
     // Made by the first birth: most programs have fewer threads that decide than threads.
     if (!ring.entries) ring.entries.reset(new (std::nothrow) Room);
     if (!ring.entries) return drop();  // without memory it is as full
-    std::uint64_t& last = ring.entries->last[(admission.key.v ^ admission.limiter.v) % kLast];
-    if (join((*ring.entries)[last % kRing], admission, interval)) return true;
+    std::uint32_t& last = ring.entries->last[(admission.key.v ^ admission.limiter.v) % kLast];
+    if (join((*ring.entries)[last], admission, interval)) return true;
     const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
     if (head - ring.tail_seen >= kRing / 2) {
       ring.tail_seen = ring.tail.load(std::memory_order_acquire);
@@ -182,7 +182,7 @@ class Admissions {
     entry.time = admission.time;
     entry.tat.store(admission.tat.v, std::memory_order_relaxed);
     entry.hits.store(admission.hits.v, std::memory_order_relaxed);
-    last = head;
+    last = static_cast<std::uint32_t>(head % kRing);
     // Before the look at `reader_`, which the reader changes before its last look at the head.
     ring.head.store(head + 1, std::memory_order_seq_cst);
     return true;

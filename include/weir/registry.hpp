@@ -149,6 +149,10 @@ class Limiter {
   bool has(std::uint32_t flags) const noexcept { return (flags_.load(std::memory_order_relaxed) & flags) != 0; }
   void set_terms(const Terms& terms) noexcept;
   void set_flags(const LimiterOptions& options) noexcept;
+  // Moves on to the first range from there on in which births didn't fit; false if there is none.
+  bool next_dropped(Table::Cursor& at) const noexcept;
+  // Of the ranges from there on up to another place (0: the end), those that begin before it no longer are.
+  void take_dropped(Table::Cursor from, Table::Cursor to) noexcept;
 
   // Read by every look-up and decision: one line. An even sequence means that nobody is writing.
   alignas(64) std::atomic<std::uint64_t> alias_{0};
@@ -273,25 +277,22 @@ class Registry {
       visit_keys(ref, now, 0, 0, [&](std::span<Table::Entry> entries) { visit(ref.limiter->number(), entries); });
   }
   // The same for keys in whose neighbourhood births didn't fit into a ring (not of limiters whose keys have owners),
-  // each neighbourhood once; about `most` keys. False if there are more.
+  // each neighbourhood once, until about `most` keys were seen. Others may be among them. False if there are more.
   template <class Visit>
   bool for_each_dropped(Nanos now, std::size_t most, Visit visit) {
     std::size_t seen = 0;
     for (const Ref& ref : replicated(false))
-      for (unsigned word = 0; word < ref.limiter->dropped_.size(); ++word) {
-        if (ref.limiter->dropped_[word].load(std::memory_order_relaxed) == 0) continue;
+      for (Table::Cursor at = 0; ref.limiter->next_dropped(at);) {
         if (seen >= most) return false;
-        const std::uint64_t bits = ref.limiter->dropped_[word].exchange(0, std::memory_order_acq_rel);
-        const Table::Cursor from = std::uint64_t{word} << kWordShift;
-        visit_keys(ref, now, from, from + (std::uint64_t{1} << kWordShift), [&](std::span<Table::Entry> entries) {
-          const auto in_question = [&](const Table::Entry& entry) {
-            return (bits >> (entry.key.v >> (64 - Limiter::kRangeBits)) % 64 & 1) != 0;
-          };
-          const auto end = std::stable_partition(entries.begin(), entries.end(), in_question);
-          const auto size = static_cast<std::size_t>(end - entries.begin());
-          seen += size;
-          visit(ref.limiter->number(), entries.first(size));
+        // All ranges that the segment covers at once: a small table has one for all.
+        const Table::Cursor end = ref.limiter->table_.segment_end(at);
+        ref.limiter->take_dropped(at, end);
+        visit_keys(ref, now, at, end, [&](std::span<Table::Entry> entries) {
+          seen += entries.size();
+          visit(ref.limiter->number(), entries);
         });
+        if (end == 0) break;
+        at = end;
       }
     return true;
   }
@@ -301,7 +302,6 @@ class Registry {
  private:
   static constexpr std::size_t kListedAtOnce = 64;
   static constexpr std::size_t kClosingMost = 256;  // beyond these, whoever makes a limiter closes some
-  static constexpr unsigned kWordShift = 64 - Limiter::kRangeBits + 6;
 
   // The open replicated limiters. (mutex)
   std::vector<Ref> replicated(bool owned) const;

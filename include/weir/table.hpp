@@ -174,6 +174,12 @@ class Table {
     } while (cursor != 0);
   }
 
+  // The end of the segment that a cursor is in, as of now; 0 at the end of the table.
+  Cursor segment_end(Cursor at) const noexcept {
+    const Place place = place_of(at);
+    return place ? behind(at, place.segment) : 0;
+  }
+
   TableStats stats() const noexcept;
   // Odd while the table is open; what the operations above are given to know that it's still the same.
   Generation generation() const noexcept { return generation_.load(std::memory_order_acquire); }

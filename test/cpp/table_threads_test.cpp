@@ -347,6 +347,43 @@ TEST_CASE("table: a limiter that changes under traffic admits what its last capa
   }
 }
 
+// A segment that is split at the moment when it should be converted must not be left behind: the next change could
+// never be carried out there.
+TEST_CASE("table: changes reach every segment while the table grows", "[table][threads]") {
+  const std::uint64_t tables = round_count() / 100 + 2;
+  for (std::uint64_t t = 0; t < tables; ++t) {
+    Arena arena;
+    Table table(arena);
+    Changes changes(0);
+    const auto generation = table.open(1'000'000, 0);
+    std::atomic<unsigned> working{2};
+    run_threads(3, [&](unsigned id) {
+      if (id == 2) {
+        while (!changes.ended() && working == 2) {
+          changes.next();
+          Table::Cursor cursor = 0;
+          while (!table.convert(generation, changes.current(), cursor, 1)) {
+          }
+        }
+        return;
+      }
+      Asker asker(table, generation, changes);
+      for (std::uint64_t i = 0; i < 30'000 && !changes.ended(); ++i) asker.allows(key_of(2000 + 2 * t + id, i));
+      working.fetch_sub(1);
+    });
+    // Every segment is of the last version: none refuses its terms.
+    Table::Cursor cursor = 0;
+    while (!table.convert(generation, changes.current(), cursor, 1)) {
+    }
+    Decision decision;
+    std::int64_t refused = 0;
+    for (std::uint64_t i = 0; i < 20'000; ++i)
+      refused += table.decide(generation, changes.current(), key_of(9000, i), {1}, kBase, decision) != Status::ok;
+    CHECK(refused == 0);
+    CHECK(table.validate() == nullptr);
+  }
+}
+
 // ---- closing ----
 
 // Deciders of a table that closes under them are told so; whoever comes with a generation of before never gets
