@@ -16,6 +16,8 @@ constexpr std::size_t kDueMax = 4096;
 constexpr std::size_t kEvictAmong = 32;
 constexpr std::size_t kAgingMax = std::size_t{1} << 22;
 constexpr Nanos kSecond{1'000'000'000};
+// A part of the share.
+constexpr double kFar = 8;
 
 // Whether the answer may be much longer than the item.
 bool is_question(const Item& item) noexcept {
@@ -280,6 +282,7 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
 KeyState Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
   if (keys_.size() >= config_.max_keys && !keys_.find(limiter.slot, key)) make_room(limiter.id, key, now);
   KeyState state = keys_.find_or_insert(limiter.slot, key);
+  if (is_far(limiter, state, hits, now) && state.admit_small(limiter.terms.policy, hits, now)) return state;
   const bool first = !state.has_unsent();
   state.admit(limiter.terms.policy, hits, now);
   if (limiter.terms.partition == Partition::share) {
@@ -291,6 +294,19 @@ KeyState Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos 
   }
   push_if_due(limiter, state, now);
   return state;
+}
+
+// Whether a key's unsent stays below an eighth of its share with these hits: then nobody asks yet how fast it grows,
+// and it may stay small. (In doubles: no division, and nothing hangs on the last bit.)
+bool Replica::is_far(const Limiter& limiter, const KeyState& state, Tokens hits, Nanos now) const noexcept {
+  if (limiter.terms.partition == Partition::share) return false;
+  const Policy& policy = limiter.terms.policy;
+  const auto nodes = limiter.terms.partition == Partition::open ? live() : registered();
+  const double weight = static_cast<double>(state.unsent_weight().v) + static_cast<double>(hits.v);
+  const double used = static_cast<double>((std::max(state.tat(policy), now) - now).v);
+  const double interval = static_cast<double>(policy.interval.v);
+  return kFar * weight * static_cast<double>(nodes) * interval <
+         static_cast<double>(policy.span().v) - used - static_cast<double>(hits.v) * interval;
 }
 
 void Replica::admitted(const Admission& admission, Nanos now) {
@@ -313,6 +329,7 @@ void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
   if (its == nullptr) return;
   const Policy& policy = its->terms.policy;
   const KeyState state = keys_.find(its->slot, key);
+  if (tat_of(*its, state) >= tat) return;
   const Tokens known = Tat(tat_of(*its, state)).level(policy, now);
   const Tokens more = Tat(tat).level(policy, now) - known - claimed_by_others(id, key);
   const Tokens estimate = on_the_way(policy.capacity, state, now);

@@ -330,8 +330,11 @@ void rescan(Machine& machine, Nanos now) {
         machine.carries.clear();
         // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
         const Nanos later = std::max(now, clock_now());
-        for (const Table::Entry& entry : seen)
+        for (std::size_t i = 0; i < seen.size(); ++i) {
+          if (i + Admissions::kAhead < seen.size()) machine.replica.prefetch(limiter, seen[i + Admissions::kAhead].key);
+          const Table::Entry& entry = seen[i];
           if (!carried.contains({limiter, entry.key})) machine.replica.catch_up(limiter, entry.key, entry.tat, later);
+        }
         state->rescanned_keys.fetch_add(seen.size(), std::memory_order_relaxed);
       });
   if (all) state->rescans.fetch_add(1, std::memory_order_relaxed);
@@ -369,9 +372,10 @@ void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now, bool births) {
   machine.rescan = replication.births.overflowed() || machine.rescan;
   machine.rescan = replication.carries.overflowed() || machine.rescan;
   const bool carries = !machine.carries.empty() || !replication.carries.empty();
-  // As long as births come, they are looked for again in a millisecond; then until somebody wakes the reader.
+  // As long as births come, they are looked for again in a moment, and so is what was lost of them: else the search for
+  // that would lose more. Then it's up to whoever wakes the reader.
   machine.polls = births;
-  if (!replication.births.rests(births) || machine.rescan || carries) wake_again(env);
+  if (!replication.births.rests(births) || (machine.rescan && !births) || carries) wake_again(env);
 }
 
 // action(the replica, the time) between the two.

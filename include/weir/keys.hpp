@@ -205,6 +205,15 @@ class KeyState {
   void publish_unsent(const Policy& policy, Nanos now);
   // Adds an own birth that was admitted at `now`, to the TAT and the rate too.
   void admit(const Policy& policy, Tokens hits, Nanos now);
+  // The same without the rate, for a small key whose only interval is unsent and goes on; false if it is another.
+  bool admit_small(const Policy& policy, Tokens hits, Nanos now) noexcept {
+    if (slot_->large || !small_in(false) || now.v < slot_->time || now > small_tat(policy) ||
+        hits.v > UINT32_MAX - slot_->count)
+      return false;
+    slot_->count += static_cast<std::uint32_t>(hits.v);
+    slot_->counts = kNoCounts;
+    return true;
+  }
   void set_tat(const Policy& policy, Nanos tat);
   // Counts tokens that were received.
   void count_remote(const Policy& policy, Tokens tokens, Nanos now);

@@ -279,6 +279,7 @@ class Replica final : public Machine {
   IntervalSet since_reset(const Key& key, const IntervalSet& births) const;
   Nanos tat_of(const Limiter& limiter, const KeyState& state) const noexcept;
   std::int64_t share(const Limiter& limiter, const KeyState& state, Nanos now) const noexcept;
+  bool is_far(const Limiter& limiter, const KeyState& state, Tokens hits, Nanos now) const noexcept;
   void push_if_due(const Limiter& limiter, KeyState state, Nanos now);
   void make_due(KeyState state, Nanos at);
   void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
