@@ -29,7 +29,7 @@
 
 %% As `weir:decide/3' answers.
 -type answer() :: #{allowed := boolean(), limit := pos_integer(), remaining := non_neg_integer(),
-                    reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity}.
+                    reset_ms := non_neg_integer(), retry_ms := non_neg_integer() | infinity, reason => weir_nif:reason()}.
 
 %% A structured field's Integer has 15 digits at most (RFC 9651, section 3.3.1).
 -define(MAX_INTEGER, 999999999999999).
