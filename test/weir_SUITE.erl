@@ -19,7 +19,7 @@ all() ->
      one_hit_is_the_default, atoms_and_binaries_name_one_limiter, atoms_beyond_latin1_name_limiters, decide_tells_the_headers,
      peek_looks_only, reset_fills_one_bucket, explain_tells_why, shadow_admits_and_counts, options_have_defaults,
      rates_of_every_unit,
-     batches_keep_their_order, batches_equal_single_calls, long_batches, batches_are_validated_first, batches_of_any_keys,
+     batches_keep_their_order, batches_equal_single_calls, long_batches, batches_of_long_keys, reasons, batches_are_validated_first, batches_of_any_keys,
      every_type_is_a_key_of_its_own, equal_terms_are_one_key, integers_at_the_edges, keys_at_the_length_limits,
      other_nodes_know_keys_alike,
      equal_policies_share_state, handles_serve_wherever_names_do, policies_outlive_handles_while_keys_live,
@@ -255,6 +255,25 @@ long_batches(_) ->
      end || N <- [1, 511, 512, 513, 1024, 1025, 5000]].
 
 %% A malformed item raises before any is counted, wherever it is.
+%% Nor that a call ends early where keys are long: one that hashed 512 keys of 64 KB would hold a scheduler up for 10 ms.
+batches_of_long_keys(_) ->
+    ok = weir:put_limiter(login, #{rate => {5, minute}}),
+    Items = [{login, <<I, 0:(65535 * 8)>>, 1} || I <- lists:seq(1, 100)],
+    ?assertMatch({long, _, Rest} when length(Rest) =:= 99, weir_nif:check_many(Items, false)),
+    ?assertEqual([{allow, 4} || _ <- Items], weir:check_many(Items)),
+    ?assertEqual([3], lists:usort([Left || #{remaining := Left} <- weir:decide_many(Items)])),
+    ?assertMatch(#{allowed := 200}, weir_test:stats(<<"login">>)).
+
+%% What is decided can be told apart: the last token, a denial that is let pass, an answer by on_error.
+reasons(_) ->
+    ok = weir:put_limiter(strict, #{rate => {1, minute}}),
+    ok = weir:put_limiter(lenient, #{rate => {1, minute}, shadow => true}),
+    Reason = fun(Limiter) -> #{allowed := Allowed, remaining := Left, reason := Reason} = weir:decide(Limiter, key, 1), {Allowed, Left, Reason} end,
+    ?assertEqual([{true, 0, ok}, {false, 0, limited}], [Reason(strict) || _ <- [1, 2]]),
+    ?assertEqual([{true, 0, ok}, {true, 0, shadow}], [Reason(lenient) || _ <- [1, 2]]),
+    ?assertMatch([#{reason := limited}, #{reason := shadow}], weir:decide_many([{strict, key, 1}, {lenient, key, 1}])),
+    ?assertNot(maps:is_key(reason, weir:peek(strict, key))).
+
 batches_are_validated_first(_) ->
     ok = weir:put_limiter(login, #{rate => {5, minute}}),
     Good = fun(N) -> [{login, {good, I}, 1} || I <- lists:seq(1, N)] end,

@@ -13,7 +13,7 @@ suite() -> [{timetrap, {seconds, 60}}].
 
 all() ->
     [births_reach_the_machine, births_of_others_reach_the_table, woken_once, one_attached_at_a_time, evicted_levels_come_back,
-     lost_births_are_found_again, lost_births_count_once, a_side_denies, claims_are_asked, claims_of_others_count, resets_hold, numbers_are_unique, many_processes,
+     alone_until_the_first_comes, lost_births_are_found_again, lost_births_count_once, a_side_denies, claims_are_asked, claims_of_others_count, resets_hold, numbers_are_unique, many_processes,
      nothing_without_a_machine, changes_carry_over].
 
 init_per_testcase(_, Config) ->
@@ -83,6 +83,26 @@ evicted_levels_come_back(_) ->
     {allow, 9} = check(),
     _ = step(Me, births),
     ?assertMatch({deny, _}, check()).
+
+%% A node that has nobody to tell keeps its keys' levels in its tables alone; the first one that comes hears of them.
+alone_until_the_first_comes(_) ->
+    Me = weir_machine:new(#{self => 1, members => [1], start => now_ns(), coalesce_most => 0}),
+    put_replicated(<<"cluster">>, ?NUMBER, 10),
+    [] = weir_machine:put_limiter(Me, ?NUMBER, ?TERMS, now_ns()),
+    ok = weir_machine:attach(Me, self()),
+    _ = step(Me, births),
+    flush(),
+    [{allow, _} = check() || _ <- lists:seq(1, 4)],
+    ?assertEqual(0, flush()),
+    _ = step(Me, births),
+    ?assertEqual([0], weir_machine:bytes(Me, [?NUMBER])),
+    Known = fun() -> weight(weir_machine:published(Me, ?NUMBER, hash())) + weight(weir_machine:unsent(Me, ?NUMBER, hash())) end,
+    ?assertEqual(0, Known()),
+    _ = step(Me, {registered, 2}),
+    until(fun() -> _ = step(Me, births), Known() =:= 4 end),
+    {allow, 5} = check(),
+    until(fun() -> _ = step(Me, births), Known() =:= 5 end),
+    ?assertEqual(5, maps:get(level, weir:explain(<<"cluster">>, ?KEY))).
 
 %% More births than a ring holds: nothing is lost in the end.
 lost_births_are_found_again(_) ->

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <chrono>
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -224,7 +225,9 @@ void clock_freeze(Nanos at) noexcept {
 
 void clock_advance(Nanos by) noexcept {
   const std::lock_guard lock(clock_private.mutex);
-  stand_still(clock_shared.scale.at(counter()) + by);
+  // The sum of steps stays a time, too.
+  constexpr Nanos kLatest{kTimeMax.v / 2};
+  stand_still({std::min(kLatest.v, (clock_shared.scale.at(counter()) + by).v)});
 }
 
 void clock_thaw() noexcept {
