@@ -31,11 +31,11 @@ auto Table::open(std::int64_t max_keys, std::uint32_t version) -> Generation {
   unsigned bits = 0;
   while ((std::int64_t{kPageSlots} * 4 << bits) < max_keys) ++bits;
   max_bits_ = bits + 2;
-  static_assert(kMaxKeys / (kPageSlots * 4) <= std::int64_t{1} << (Arena::kMaxDirectoryBits - 2));
+  static_assert(kMaxKeys / (std::int64_t{kPageSlots} * 4) <= std::int64_t{1} << (Arena::kMaxDirectoryBits - 2));
   max_keys_ = max_keys;
   // As many pages as hold max_keys when all segments were just split: then they are filled to about 0.65. While keys
   // come in the order of their hashes, there are also empty segments, one at each depth.
-  max_pages_ = max_keys / (kPageSlots * 5 / 8) + 2 + max_bits_;
+  max_pages_ = max_keys / (std::int64_t{kPageSlots} * 5 / 8) + 2 + max_bits_;
   pages_.store(1, std::memory_order_relaxed);
   keys_.store(0, std::memory_order_relaxed);
   evicted_keys_.store(0, std::memory_order_relaxed);

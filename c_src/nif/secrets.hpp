@@ -29,8 +29,8 @@ class Secrets {
   SipKey get(Which which) const noexcept {
     for (;;) {
       const std::uint32_t sequence = sequence_.load(std::memory_order_acquire);
-      const SipKey key{words_[2 * which].load(std::memory_order_acquire),
-                       words_[2 * which + 1].load(std::memory_order_acquire)};
+      const std::size_t at = std::size_t{2} * which;
+      const SipKey key{words_[at].load(std::memory_order_acquire), words_[at + 1].load(std::memory_order_acquire)};
       if ((sequence & 1) == 0 && sequence_.load(std::memory_order_relaxed) == sequence) [[likely]]
         return key;
       spin_pause();
