@@ -3,8 +3,8 @@
 
 #include <time.h>
 
-#include <chrono>
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>

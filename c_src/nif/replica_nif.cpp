@@ -311,8 +311,9 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
 // A node that has nobody to tell keeps no births beside its tables.
 bool has_listeners(const Machine& machine) noexcept { return machine.replica.registered() > 1; }
 
-// What the tables lost on the way to the replica is looked for where it was lost, a little in each step. (Not where keys
-// have owners: their cells also hold levels that other nodes told, and these would be counted as births of this one.)
+// What the tables lost on the way to the replica is looked for where it was lost, a little in each step. (Not where
+// keys have owners: their cells also hold levels that other nodes told, and these would be counted as births of this
+// one.)
 void rescan(Machine& machine, Nanos now) {
   std::set<std::pair<LimiterId, KeyHash>> carried;
   const bool all =

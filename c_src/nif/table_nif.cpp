@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cassert>
 #include <vector>
 
 #include "clock.hpp"
@@ -312,7 +311,6 @@ ERL_NIF_TERM explain(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   Registry::Ref ref;
   Seen seen;
   if (const ERL_NIF_TERM wrong = get_seen(env, argv, ref, seen)) return wrong;
-  assert(ref.limiter != nullptr);
   const Policy& policy = seen.terms.policy;
   return enif_make_tuple8(env, make_map(env, seen.state.peek(policy, {1}, seen.now), policy.capacity),
                           enif_make_int64(env, seen.state.level(policy, seen.now).v),
@@ -328,7 +326,7 @@ ERL_NIF_TERM reset(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const Nanos now = clock_now_overlapped();
   Question question;
   if (const ERL_NIF_TERM wrong = get_asked(env, argv, now, question)) return wrong;
-  assert(question.ref.limiter != nullptr);
+  if (!question.ref) return atoms.unknown_limiter;
   Registry::reset(question.ref, question.key, now);
   if (!question.ref.limiter->replicated()) return atoms.ok;
   ERL_NIF_TERM hashes = enif_make_list1(env, enif_make_uint64(env, question.key.v));
