@@ -59,14 +59,28 @@ bool Limiter::next_dropped(Table::Cursor& at) const noexcept {
   return false;
 }
 
+namespace {
+
+// The last range that begins before a place among the hashes (0: the end).
+std::uint64_t last_range(Table::Cursor to, unsigned bits) noexcept {
+  return to == 0 ? (std::uint64_t{1} << bits) - 1 : (to - 1) >> (64 - bits);
+}
+
+}  // namespace
+
 void Limiter::take_dropped(Table::Cursor from, Table::Cursor to) noexcept {
-  constexpr unsigned kShift = 64 - kRangeBits;
-  const std::uint64_t last = to == 0 ? (std::uint64_t{1} << kRangeBits) - 1 : (to - 1) >> kShift;
-  for (std::uint64_t range = from >> kShift; range <= last; ++range) {
+  const std::uint64_t last = last_range(to, kRangeBits);
+  for (std::uint64_t range = from >> (64 - kRangeBits); range <= last; ++range) {
     const std::uint64_t bit = std::uint64_t{1} << range % 64;
     auto& word = dropped_[range / 64];
     if ((word.load(std::memory_order_relaxed) & bit) != 0) word.fetch_and(~bit, std::memory_order_acq_rel);
   }
+}
+
+void Limiter::give_dropped(Table::Cursor from, Table::Cursor to) noexcept {
+  const std::uint64_t last = last_range(to, kRangeBits);
+  for (std::uint64_t range = from >> (64 - kRangeBits); range <= last; ++range)
+    dropped_[range / 64].fetch_or(std::uint64_t{1} << range % 64, std::memory_order_acq_rel);
 }
 
 Counts Limiter::counts() const noexcept {

@@ -153,6 +153,13 @@ class Limiter {
   bool next_dropped(Table::Cursor& at) const noexcept;
   // Of the ranges from there on up to another place (0: the end), those that begin before it no longer are.
   void take_dropped(Table::Cursor from, Table::Cursor to) noexcept;
+  // Undoes that.
+  void give_dropped(Table::Cursor from, Table::Cursor to) noexcept;
+  // The end of the range, or a later one of a segment (0: the end of the table).
+  static Table::Cursor range_end(Table::Cursor at, Table::Cursor segment_end) noexcept {
+    const Table::Cursor end = ((at >> (64 - kRangeBits)) + 1) << (64 - kRangeBits);
+    return end == 0 || segment_end == 0 ? 0 : std::max(end, segment_end);
+  }
 
   // Read by every look-up and decision: one line. An even sequence means that nobody is writing.
   alignas(64) std::atomic<std::uint64_t> alias_{0};
@@ -273,28 +280,39 @@ class Registry {
   // all others, some hundreds of them at a time. No lock is held meanwhile. About 15 us per 1000 keys.
   template <class Visit>
   void for_each_replicated(bool owned, Nanos now, Visit visit) {
-    for (const Ref& ref : replicated(owned))
-      visit_keys(ref, now, 0, 0, [&](std::span<Table::Entry> entries) { visit(ref.limiter->number(), entries); });
+    for (const Ref& ref : replicated(owned)) {
+      const LimiterId number = ref.limiter->number();  // before the keys: these are of the generation, so it is too
+      visit_keys(ref, now, 0, 0, [&](std::span<Table::Entry> entries) { visit(number, entries); });
+    }
   }
   // The same for keys in whose neighbourhood births didn't fit into a ring (not of limiters whose keys have owners),
   // each neighbourhood once, until about `most` keys were seen. Others may be among them. False if there are more.
   template <class Visit>
   bool for_each_dropped(Nanos now, std::size_t most, Visit visit) {
     std::size_t seen = 0;
-    for (const Ref& ref : replicated(false))
-      for (Table::Cursor at = 0; ref.limiter->next_dropped(at);) {
+    bool all = true;
+    for (const Ref& ref : replicated(false)) {
+      Limiter& limiter = *ref.limiter;
+      const LimiterId number = limiter.number();
+      for (Table::Cursor at = 0; limiter.next_dropped(at);) {
         if (seen >= most) return false;
-        // All ranges that the segment covers at once: a small table has one for all.
-        const Table::Cursor end = ref.limiter->table_.segment_end(at);
-        ref.limiter->take_dropped(at, end);
-        visit_keys(ref, now, at, end, [&](std::span<Table::Entry> entries) {
-          seen += entries.size();
-          visit(ref.limiter->number(), entries);
-        });
+        // All ranges that the segment covers at once, a small table has one for all; or all segments of the range.
+        const Table::Cursor end = Limiter::range_end(at, limiter.table_.segment_end(at));
+        limiter.take_dropped(at, end);
+        if (!visit_keys(ref, now, at, end, [&](std::span<Table::Entry> entries) {
+              seen += entries.size();
+              visit(number, entries);
+            })) {
+          // It's gone. What was taken may be another limiter's by now.
+          limiter.give_dropped(at, end);
+          all = false;
+          break;
+        }
         if (end == 0) break;
         at = end;
       }
-    return true;
+    }
+    return all;
   }
   // As if none of the births of the replicated limiters' keys had fitted.
   void drop_all() noexcept;
@@ -305,22 +323,23 @@ class Registry {
 
   // The open replicated limiters. (mutex)
   std::vector<Ref> replicated(bool owned) const;
-  // Of one limiter, from one place in the order of the hashes up to another (0: the end).
+  // Of one limiter, from one place in the order of the hashes up to another (0: the end). False if it is gone.
   template <class Visit>
-  static void visit_keys(Ref ref, Nanos now, Table::Cursor from, Table::Cursor to, Visit visit) {
+  static bool visit_keys(Ref ref, Nanos now, Table::Cursor from, Table::Cursor to, Visit visit) {
     Table::Copy room;
     std::span<Table::Entry> copied;
     Table::Cursor at = from;
     do {
       const Status status =
           ref.limiter->table_.copy_segment(ref.generation, ref.limiter->terms(), now, at, room, copied);
-      if (status == Status::gone) return;
+      if (status == Status::gone) return false;
       if (status == Status::stale) continue;  // the limiter has changed since its terms were read
       const auto beyond = [&](const Table::Entry& entry) { return to != 0 && entry.key.v >= to; };
       visit(copied.first(
           static_cast<std::size_t>(std::remove_if(copied.begin(), copied.end(), beyond) - copied.begin())));
-      if (at == 0) return;
+      if (at == 0) return true;
     } while (to == 0 || at < to);
+    return true;
   }
 
   void carry(Limiter& limiter, const Policy& policy, Nanos now) noexcept;

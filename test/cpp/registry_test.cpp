@@ -302,6 +302,73 @@ TEST_CASE("registry: births that didn't fit are looked for where they were, once
   CHECK(seen.size() == count + Admissions::kRing);
 }
 
+// A large table has segments that are smaller than the ranges in which drops are noted.
+TEST_CASE("registry: births that didn't fit are looked for in all segments of their range", "[registry][admissions]") {
+  Registry registry(1);
+  registry.replication().births.open(true);
+  LimiterOptions options;
+  options.number = {5};
+  options.max_keys = 16'000'000;
+  put(registry, 1, {{1'000'000}, kSecond}, options);
+  const Registry::Ref ref = registry.find(name(1));
+  const auto key = [](std::uint64_t i) {
+    return KeyHash{std::uint64_t{77} << 54 | (i + 1) * 0x9e3779b97f4a7c15 >> 10};
+  };
+  for (std::uint64_t i = 0; i < Admissions::kRing; ++i) allows(ref, (i + 1) * 0x9e3779b97f4a7c15);
+  constexpr std::uint64_t kCount = 20'000;
+  for (std::uint64_t i = 0; i < kCount; ++i) REQUIRE(allows(ref, key(i).v));
+  REQUIRE(registry.replication().births.dropped() == kCount);
+  for (const std::size_t most : {std::size_t{1}, std::size_t{SIZE_MAX}}) {
+    std::set<std::uint64_t> seen;
+    bool all = false;
+    for (int steps = 0; !all && steps < 1000; ++steps)
+      all = registry.for_each_dropped(kNow, most, [&](LimiterId, std::span<const Table::Entry> entries) {
+        for (const Table::Entry& entry : entries) CHECK(seen.insert(entry.key.v).second);
+      });
+    REQUIRE(all);
+    std::size_t missing = 0;
+    for (std::uint64_t i = 0; i < kCount; ++i) missing += seen.contains(key(i).v) ? 0 : 1;
+    CHECK(missing == 0);
+    registry.drop_all();
+  }
+}
+
+// Whoever walks holds a limiter by the generation that it had; meanwhile it may have gone, and another one come there.
+TEST_CASE("registry: drops of a limiter that took another one's place during a walk are kept",
+          "[registry][admissions]") {
+  Registry registry(1);
+  registry.replication().births.open(true);
+  LimiterOptions options;
+  for (std::uint32_t n = 1; n <= 2; ++n) {
+    options.number = {n};
+    put(registry, n, {{1'000'000}, kSecond}, options);
+  }
+  const Registry::Ref first = registry.find(name(1)), second = registry.find(name(2));
+  REQUIRE(allows(first, 7));
+  REQUIRE(allows(second, 8));
+  registry.drop_all();
+  std::set<std::pair<std::uint32_t, std::uint64_t>> seen;
+  const auto collect = [&](bool replaces) {
+    return registry.for_each_dropped(kNow, SIZE_MAX, [&](LimiterId number, std::span<const Table::Entry> entries) {
+      for (const Table::Entry& entry : entries) seen.emplace(number.v, entry.key.v);
+      if (!std::exchange(replaces, false)) return;
+      REQUIRE(registry.remove(name(2)));
+      maintain_all(registry, kNow);
+      options.number = {3};
+      put(registry, 3, {{1'000'000}, kSecond}, options);
+      REQUIRE(registry.find(name(3)).limiter == second.limiter);
+      REQUIRE(allows(registry.find(name(3)), 9));
+      registry.drop_all();
+    });
+  };
+  collect(true);
+  bool all = false;
+  for (int walks = 0; !all && walks < 10; ++walks) all = collect(false);
+  CHECK(all);
+  CHECK(seen.contains({3, 9}));
+  CHECK_FALSE(seen.contains({3, 8}));
+}
+
 TEST_CASE("registry: names found while others come and go are the right ones", "[registry][threads]") {
   Registry registry(4);
   constexpr std::uint64_t kStable = 1000;
