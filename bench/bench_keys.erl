@@ -55,9 +55,10 @@ batches({Workload, Limiter}) -> persistent_term:get({?MODULE, Workload, Limiter}
 %% ---- internal ----
 
 %% Lengths are multiples of the batch. The short ones stay in the first two levels of the cache. Uniform means each key
-%% equally often, in random order: a key that is left out might expire.
+%% equally often, in random order: a key that is left out might expire. So long that the processor doesn't learn it: with 4000
+%% draws it foresaw in which slot of its line a key lies.
 draws(hot) -> lists:duplicate(1000, 0);
-draws(thousand) -> lists:append([shuffled(1000) || _ <- lists:seq(1, 4)]);
+draws(thousand) -> lists:append([shuffled(1000) || _ <- lists:seq(1, 16)]);
 draws(million) -> shuffled(1000000);
 draws(zipf) ->
     Sums = zipf_sums(1000000),

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs all benchmarks and writes the report to _build/bench/report.md, which is also printed.
 #
-#   bench/run.sh                       all, some 4 minutes
+#   bench/run.sh                       all, some 6 minutes
 #   bench/run.sh quick                 the same in a minute or two, to see that it runs: its figures are rough
-#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact
+#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact, stalls
 #
 # Let nothing else run on the machine; bench/README.md says what is measured and how to read it.
 set -eu
@@ -22,7 +22,7 @@ if [ "${1:-}" = quick ]; then
   length=quick
   shift
 fi
-[ $# -gt 0 ] || set -- decisions memory latency http queue exact
+[ $# -gt 0 ] || set -- decisions memory latency http queue exact stalls
 
 out=$root/_build/bench
 mkdir -p "$out/ebin"
@@ -61,7 +61,8 @@ for part in "$@"; do
     http) in_vm bench_http "$length" "$root/bench" "$out/4.part" ;;
     queue) in_vm bench_queue "$length" "$out/5.part" ;;
     exact) in_vm bench_exact "$length" "$out/6.part" ;;
-    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact)" ;;
+    stalls) ERL_FLAGS="${ERL_FLAGS:-} +S 2" in_vm bench_stalls "$length" "$out/7.part" ;;
+    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact, stalls)" ;;
   esac
 done
 cat "$out"/*.part >"$out/report.md"

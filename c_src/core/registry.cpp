@@ -475,7 +475,7 @@ bool Registry::carry(Ref ref, KeyHash before, KeyHash key, Nanos now) noexcept {
   if (status != Status::ok || level.value() <= now) return false;
   if (limiter.owned()) {
     // Many nodes know the owner's level. Added up, and told as births, it would count once for each of them.
-    set_level(ref, key, level.value(), false, now);
+    if (!set_level(ref, key, level.value(), false, now)) set_level(ref, before, level.value(), false, now);
     return false;
   }
   Nanos tat;

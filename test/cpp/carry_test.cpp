@@ -7,6 +7,7 @@
 
 #include "catch.hpp"
 #include "cluster.hpp"
+#include "heap.hpp"
 #include "threads.hpp"
 #include "weir/registry.hpp"
 
@@ -82,6 +83,59 @@ TEST_CASE("a limiter that changes while a level is carried keeps it", "[carry][r
   REQUIRE(node.registry.put("limiter", {11}, {{5}, {7'000'000'000}}, options, kBase) == Registry::Put::changed);
   Registry::carry(node.ref, kBefore, kAfter, kBase);
   CHECK(node.level(kAfter) == 5);
+}
+
+TEST_CASE("a level that finds no memory under its new hash stays under that of before", "[carry][registry]") {
+  if (!kHeapWatched) return;
+  for (const bool owned : {false, true}) {
+    CAPTURE(owned);
+    Registry registry(1);
+    const auto put = [&](std::uint64_t name, bool is_owned) {
+      LimiterOptions options;
+      options.number = {static_cast<std::uint32_t>(name)};
+      options.owned = is_owned;
+      REQUIRE(registry.put("limiter", {name}, kTen, options, kBase) == Registry::Put::created);
+      return registry.find({name});
+    };
+    const Registry::Ref ref = put(1, owned);
+    // No segment is left in what the arena has mapped.
+    for (std::uint64_t name = 2; name <= Arena::kChunkSegments; ++name) put(name, false);
+    const auto level = [&](KeyHash key) {
+      Tat state;
+      Terms of;
+      REQUIRE(Registry::peek(ref, key, kBase, state, of));
+      return state.level(of.policy, kBase).v;
+    };
+    const auto hash = [](std::uint64_t i) { return KeyHash{(i + 1) * 0x9e3779b97f4a7c15}; };
+    // Keys that the segment takes, and such as it can't take.
+    std::vector<KeyHash> there, refused;
+    there.reserve(3000);
+    refused.reserve(100);
+    {
+      const FailingHeap none;
+      for (std::uint64_t i = 0; refused.size() < 100; ++i) {
+        const std::int64_t failed = ref.limiter->counts().failed;
+        Registry::decide(ref, hash(i), {4}, kBase, 0);
+        std::vector<KeyHash>& to = ref.limiter->counts().failed == failed ? there : refused;
+        to.push_back(hash(i));
+      }
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < refused.size(); ++i) {
+      {
+        const FailingHeap none;
+        Registry::carry(ref, there[i], refused[i], kBase);
+      }
+      const std::int64_t left = level(there[i]);
+      kept += left == 4;
+      // (The slot that was left may have made room.)
+      REQUIRE(left + level(refused[i]) == 4);
+      Registry::carry(ref, there[i], refused[i], kBase);
+      REQUIRE(level(there[i]) == 0);
+      REQUIRE(level(refused[i]) == 4);
+    }
+    CHECK(kept > 0);
+  }
 }
 
 TEST_CASE("each limiter carries for as long as its births matter, and no longer than is asked for",

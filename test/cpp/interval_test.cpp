@@ -379,6 +379,20 @@ TEST_CASE("interval: a 33rd interval fuses the neighbours with the least count *
   CHECK(set.begin()[8] == Interval{at(900), {3}});
 }
 
+TEST_CASE("interval: of neighbours that cost the same the oldest are fused", "[interval]") {
+  const Policy policy{{1000}, kSecond};
+  IntervalSet set;
+  for (std::int64_t i = 0; i <= static_cast<std::int64_t>(kIntervalCap); ++i)
+    REQUIRE(set.insert(policy, {at(i * 10), {1}}));  // one birth each, nine seconds apart
+  REQUIRE(set.size() == kIntervalCap);
+  CHECK(listed(set)[0].start == at(9));
+  CHECK(listed(set)[0].count == Tokens{2});
+  for (std::size_t i = 1; i < kIntervalCap; ++i) {
+    CHECK(listed(set)[i].start == at(static_cast<std::int64_t>(i + 1) * 10));
+    CHECK(listed(set)[i].count == Tokens{1});
+  }
+}
+
 TEST_CASE("interval: a full set drops what is beyond the horizon before it moves births", "[interval]") {
   IntervalSet set;
   for (std::int64_t i = 0; i < 32; ++i) REQUIRE(set.insert(kFive, {at(2 * i), {1}}));

@@ -193,6 +193,60 @@ TEST_CASE("registry: there is a most of limiters, and removing makes room at onc
   REQUIRE(registry.empty());
 }
 
+TEST_CASE("registry: where no limiter more may be made, those that are there lose nothing", "[registry]") {
+  Registry registry(1);
+  LimiterOptions transient;
+  transient.transient = true;
+  transient.max_keys = 1;
+  put(registry, 1);
+  const Registry::Ref ref = registry.find(name(1));
+  for (int i = 0; i < 4; ++i) REQUIRE(allows(ref, 9));
+  for (std::uint64_t n = 0; n < Registry::kMaxTransient; ++n)
+    if (put(registry, 1000 + n, kFive, transient) != Registry::Put::created) FAIL("policy " << n << " was refused");
+  for (std::uint64_t n = 900; n < 910; ++n) {
+    CHECK(put(registry, n, kFive, transient) == Registry::Put::too_many);
+    CHECK_FALSE(registry.find(name(n)));
+  }
+  // Whoever has a limiter is answered as before, may change it, and may make others with names.
+  CHECK(registry.find(name(1)) == ref);
+  CHECK(allows(ref, 9));
+  CHECK_FALSE(allows(ref, 9));
+  CHECK(put(registry, 1, {{7}, kSecond}) == Registry::Put::changed);
+  CHECK(allows(ref, 9));
+  CHECK(put(registry, 2) == Registry::Put::created);
+  CHECK(put(registry, 1000, {{9}, kSecond}, transient) == Registry::Put::changed);
+  CHECK(ref.limiter->counts().failed == 0);
+  CHECK(registry.list().size() == Registry::kMaxTransient + 2);
+}
+
+TEST_CASE("registry: one name made and deleted again and again is each time another limiter", "[registry]") {
+  Registry registry(1);
+  std::vector<Registry::Ref> gone;
+  std::set<std::uint64_t> places;
+  for (std::uint64_t round = 0; round < 2000; ++round) {
+    REQUIRE(put(registry, 1, {{static_cast<std::int64_t>(round % 3 + 1)}, kSecond}) == Registry::Put::created);
+    if (round % 2 == 0) registry.set_alias(name(1), 77);
+    const Registry::Ref ref = registry.find(name(1));
+    REQUIRE(ref);
+    REQUIRE(static_cast<bool>(registry.find_alias(77)) == (round % 2 == 0));
+    places.insert(reinterpret_cast<std::uintptr_t>(ref.limiter));
+    for (std::uint64_t hits = 0; hits < round % 3 + 1; ++hits) REQUIRE(allows(ref, 9));
+    REQUIRE_FALSE(allows(ref, 9));
+    REQUIRE(ref.limiter->counts().denied == 1);
+    for (const Registry::Ref& old : gone) {
+      Tat state;
+      Terms terms;
+      REQUIRE_FALSE(Registry::peek(old, {9}, kNow, state, terms));
+      REQUIRE_FALSE(registry.retain(old));
+    }
+    gone.push_back(ref);
+    if (gone.size() > 8) gone.erase(gone.begin());
+    REQUIRE(registry.remove(name(1)));
+    if (round % 5 == 0) maintain_all(registry, kNow);
+  }
+  CHECK(places.size() < 10);  // what is deleted comes back
+}
+
 // Names of all kinds, made and removed in turn past many rebuilds of the index.
 TEST_CASE("registry: what is found is what a map would find", "[registry]") {
   test::for_cases([](test::Rng& rng) {

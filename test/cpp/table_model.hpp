@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -64,6 +65,47 @@ class ModelledTable {
     model_.erase(key.v);
     follow_evictions(key, false);
     peek(key);
+  }
+
+  void take(KeyHash key) {
+    Tat state;
+    expect(table_.take(generation_, terms_, key, now_, state) == Status::ok, "take: status");
+    expect(std::max(state.value(), now_) == std::max(expected_tat(key), now_), "take: state");
+    model_.erase(key.v);
+    follow_evictions(key, false);
+  }
+
+  // To so many tokens above what is drained.
+  void set_level(KeyHash key, Tokens level, bool exactly) {
+    const Nanos tat = now_ + level * terms_.policy.interval;
+    const Nanos had = expected_tat(key);
+    expect(table_.set_level(generation_, terms_, key, tat, exactly, now_) == Status::ok, "set_level: status");
+    const bool sets = exactly || tat > had;
+    if (sets && tat > now_)
+      model_[key.v] = Tat(tat);
+    else if (sets)
+      model_.erase(key.v);
+    follow_evictions(key, sets && tat > now_ && had <= now_);
+    peek(key);
+  }
+
+  // Copies the segment at which the last walk stopped, whatever was split or merged since: all keys from there up to
+  // the new place, and no others.
+  void walk_some() {
+    const Table::Cursor from = walk_cursor_;
+    Table::Copy room;
+    std::span<Table::Entry> copied;
+    expect(table_.copy_segment(generation_, terms_, now_, walk_cursor_, room, copied) == Status::ok, "copy: status");
+    const auto within = [&](std::uint64_t key) { return key >= from && (walk_cursor_ == 0 || key < walk_cursor_); };
+    std::unordered_set<std::uint64_t> seen;
+    for (const Table::Entry& entry : copied) {
+      expect(within(entry.key.v), "copy: a key of elsewhere");
+      expect(seen.insert(entry.key.v).second, "copy: a key twice");
+      expect(expected_tat(entry.key) == entry.tat, "copy: state");
+    }
+    std::size_t live = 0;
+    for (const auto& [key, state] : model_) live += within(key) && state.value() > now_ ? 1 : 0;
+    expect(live == seen.size(), "copy: a live key is missing");
   }
 
   // Sweeps some segments, from where the last sweep stopped.
@@ -129,7 +171,7 @@ class ModelledTable {
     generation_ = table_.open(max_keys, version);
     max_keys_ = max_keys;
     evicted_keys_ = evicted_tokens_ = most_lines_ = 0;
-    sweep_cursor_ = convert_cursor_ = 0;
+    sweep_cursor_ = convert_cursor_ = walk_cursor_ = 0;
     expect(generation_ != before, "open: a new generation");
     expect_refused(before, terms_, key, Status::gone);
     check_all();
@@ -224,6 +266,7 @@ class ModelledTable {
   std::int64_t most_lines_ = 0;
   Table::Cursor sweep_cursor_ = 0;
   Table::Cursor convert_cursor_ = 0;
+  Table::Cursor walk_cursor_ = 0;
 };
 
 }  // namespace weir::test

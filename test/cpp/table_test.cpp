@@ -83,8 +83,14 @@ void step(Rng& rng, ModelledTable& table, const std::vector<KeyHash>& keys) {
   if (what <= 800) {
     const std::int64_t most = chance(rng, 80) ? 1 + policy.capacity.v / 4 : policy.capacity.v;
     table.decide(key, {chance(rng, 98) ? draw(rng, 1, most) : policy.capacity.v + draw(rng, 1, 5)});
-  } else if (what <= 880) {
+  } else if (what <= 840) {
     table.peek(key);
+  } else if (what <= 855) {
+    table.walk_some();
+  } else if (what <= 865) {
+    table.take(key);
+  } else if (what <= 880) {
+    table.set_level(key, {draw(rng, 0, policy.capacity.v)}, chance(rng, 50));
   } else if (what <= 910) {
     table.reset(key);
   } else if (what <= 950) {

@@ -94,6 +94,17 @@ void run(Input& input) {
         if (amount == 1) table.ask_with_wrong_terms(key);
         if (amount == 2) table.sweep_all();
         if (amount == 3) table.check_all();
+        if (amount == 4) table.take(key);
+        if (amount >= 8) table.walk_some();
+        break;
+      case 9: {
+        const Policy& policy_now = table.policy();
+        table.set_level(key, {std::min<std::int64_t>(amount / 2, policy_now.capacity.v)}, amount % 2 != 0);
+        break;
+      }
+      case 10:  // many keys emptied at once, and swept: segments shrink and merge
+        for (std::uint32_t i = 0; i < amount; ++i) table.take(key_of(shape, which * 64u + i));
+        table.sweep_some(amount);
         break;
       default:
         table.decide(key, {amount % 8 + 1});
