@@ -9,22 +9,26 @@
 %% '''
 %%
 %% A <em>limiter</em> is a named policy; a <em>key</em> is what it is applied to, any term; <em>hits</em> are what a
-%% request costs, a positive integer. A limiter of rate {N, Unit} and burst c holds a bucket of c tokens for each key, full
-%% at first, and gives one token back every Unit / N.
+%% request costs, a positive integer. A limiter of rate {N, Unit} and burst c has a bucket for each key. It holds c
+%% tokens at first, and one more comes back every Unit / N, up to c. So a key may get more than N in a Unit: c at once,
+%% and N that come back.
 %%
-%% The nodes of an Erlang cluster that run weir limit together (doc/cluster.md): limiters are the same on all, and of those with
-%% `scope => cluster', the default, a key has one bucket for all nodes. Each node decides on what it knows, at once, and tells the
-%% others; `Remaining' is then the most that may remain. With `scope => local' each node has a bucket of its own. With `scope => exact'
-%% each key is decided by one node, its owner, so that never more is admitted than the bucket holds.
+%% The nodes of an Erlang cluster that run weir limit together (doc/cluster.md), and limiters are the same on all. With
+%% `scope => cluster', the default, a key has one bucket for all nodes. Each node decides at once, on what it knows, and
+%% tells the others. `Remaining' is then the most that may remain, and callers on several nodes at the same moment may
+%% get some tokens too much (README.md has numbers). With `scope => local' each node has a bucket of its own. With
+%% `scope => exact' each key is decided by one node, its owner, so that never more is admitted than the bucket holds.
 %%
-%% No function here sends a message to decide, except with `scope => exact', and for hits above a node's share of what remains under
-%% `large_hits => claim'; these wait for the limiter's `timeout' at most. Keys are kept as a 64-bit keyed hash, not as themselves: binaries, atoms,
-%% numbers, and tuples of these (IP addresses) are hashed with their type, so `1', `1.0', `<<"1">>' and `'1'' are four
-%% keys; other terms go by their deterministic external format, which is slower. (The string `"1"' is a list, so it is
-%% converted on every call: `<<"1">>' is faster.)
+%% No function here sends a message to decide, with two exceptions: `scope => exact', and hits above a node's share of
+%% what remains under `large_hits => claim'. These wait for the limiter's `timeout' at most. Keys are kept as a 64-bit
+%% keyed hash, not as themselves: binaries, atoms, numbers, and tuples of these (IP addresses) are hashed with their
+%% type, so `1', `1.0', `<<"1">>' and `'1'' are four keys; other terms go by their deterministic external format, which
+%% is slower. (The string `"1"' is a list, so it is converted on every call: `<<"1">>' is faster.)
 %%
-%% Caps: a node has at most 16384 limiters, policies of {@link compile/1} included. A key has at most 64 KiB; for a
-%% longer one use a hash as key. A limiter holds at most `max_keys' keys.
+%% Caps: a node has at most 16384 limiters with a name, and as many policies of {@link compile/1} in use. A key has at
+%% most 64 KiB; for a longer one use a hash as key. A limiter holds at most `max_keys' keys; then a new key takes the
+%% place of the least-used one of some that lie near it, and what was lost is counted. A key takes 18 to 24 bytes on a
+%% node, and 28 to 30 more where it is shared with other nodes.
 %%
 %% Errors: an unknown limiter or a bad argument raises `badarg' with an explanation (shells and loggers print it,
 %% {@link weir_error:explain/2} returns it). A fault of weir's own, or a limiter that is deleted during the call, is
@@ -34,13 +38,13 @@
 
 %% Deciding.
 -export([check/2, check/3, check_many/1, decide/3, decide_many/1]).
-%% Looking and mending.
+%% Looking at keys, and resetting them.
 -export([peek/2, reset/2, explain/2]).
 %% Limiters.
 -export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
 %% The cluster.
 -export([leave/0, rotate_secret/0, rotate_secret/1]).
-%% In somebody else's supervision tree.
+%% Under an application's own supervisor.
 -export([child_spec/1]).
 
 -export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0, look/0]).
@@ -54,11 +58,16 @@
 -type key() :: term().
 -type hits() :: pos_integer().
 -type answer() :: {allow, Remaining :: non_neg_integer()} | {deny, RetryAfterMs :: pos_integer() | infinity}.
-%% `limit' is the capacity, `reset_ms' the time until the bucket is full, `retry_ms' 0 when allowed and `infinity' when
+%% `limit' is the capacity, `reset_ms' the time until all tokens are back, `retry_ms' 0 when allowed and `infinity' when
 %% the hits exceed the capacity.
 -type look() :: weir_nif:look().
-%% The same, and why: `ok', admitted; `limited', denied for what the key has used; `shadow', the same, but the limiter lets it
-%% pass; `error', answered as `on_error' says; `partition', denied on the smaller side of one.
+%% The same, with `reason':
+%%
+%% - `ok': admitted, and counted
+%% - `limited': denied, as the key has used too much
+%% - `shadow': would be denied, but the limiter is in shadow and lets it pass; the key is charged nothing
+%% - `error': weir could not decide, and answered as `on_error' says
+%% - `partition': denied, as this is the smaller side of a partition and the limiter is `closed' there
 -type decision() :: weir_nif:decision().
 
 %% @equiv check(Limiter, Key, 1)
@@ -84,9 +93,10 @@ check(Limiter, Key, Hits) ->
 
 %% @doc Decides many requests on their own, in their order, in one call. A malformed one raises before any is counted.
 %% Those that other nodes decide (`scope => exact', and large hits under `large_hits => claim') are asked about at the
-%% same time, once the others are decided.
+%% same time, once the others are decided. A list of any length does: a call of the NIF takes 512 requests or 64 KB of
+%% keys, and each key is hashed once.
 %%
-%% Cost: 20 to 50 ns a request in batches of 100.
+%% Cost: 20 to 50 ns per request in batches of 100.
 -spec check_many([{limiter(), key(), hits()}]) -> [answer()].
 check_many(Items) ->
     case weir_table:check_many(Items) of
@@ -94,7 +104,7 @@ check_many(Items) ->
         Wrong -> ?RAISE(cause(Items, Wrong))
     end.
 
-%% @doc As {@link check/3}, with all that a response's headers need.
+%% @doc As {@link check/3}, with all that a response's headers need, and the reason.
 -spec decide(limiter(), key(), hits()) -> decision().
 decide(Limiter, Key, Hits) ->
     case weir_table:decide(Limiter, Key, Hits) of
@@ -102,7 +112,7 @@ decide(Limiter, Key, Hits) ->
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
-%% @doc As {@link check_many/1}, with all that responses' headers need.
+%% @doc As {@link check_many/1}, with all that responses' headers need, and the reasons.
 -spec decide_many([{limiter(), key(), hits()}]) -> [decision()].
 decide_many(Items) ->
     case weir_table:decide_many(Items) of
@@ -110,7 +120,8 @@ decide_many(Items) ->
         Wrong -> ?RAISE(cause(Items, Wrong))
     end.
 
-%% @doc What {@link decide/3} would say of one hit, without counting it: `remaining' is before the hit.
+%% @doc What {@link decide/3} would say of one hit, without counting it: `remaining' is before the hit, and there is no
+%% reason.
 -spec peek(limiter(), key()) -> look().
 peek(Limiter, Key) ->
     case weir_table:peek(Limiter, Key) of
@@ -118,8 +129,8 @@ peek(Limiter, Key) ->
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
-%% @doc Gives the key a full bucket. Of `scope => exact' it waits until the other nodes have heard of it, for the limiter's `timeout' at
-%% most (twice that while a rotation of the secret is under way).
+%% @doc Gives the key all its tokens. With `scope => exact' it waits until the other nodes have heard of it, for the
+%% limiter's `timeout' at most (twice that while a rotation of the secret is under way).
 -spec reset(limiter(), key()) -> ok.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
@@ -128,12 +139,15 @@ reset(Limiter, Key) ->
     end.
 
 %% @doc Why a key is decided as it is: what {@link peek/2} says, the limiter's `capacity', `interval_ns' (one token
-%% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and `tat_ns'
-%% (theoretical arrival time: Unix time at which the bucket is full), `now_ns', and the limiter's `table': keys held and
-%% at most, bytes, and what was evicted. Of `scope => cluster' and `exact' also what weir_report:explain/3 says: tokens of this
-%% node that the others don't know yet, how many it may have of these, what may be and was admitted beyond the capacity, and
-%% how it stands with the other nodes; of `exact' the key's `owner', and the `second', which stands by. (The level is what is known
-%% here, which may be less than what the owner knows.)
+%% comes back in this time), `scope', `algorithm', `shadow' and `on_error', the key's `level' (tokens in use) and
+%% `tat_ns' (theoretical arrival time: Unix time at which all tokens are back), `now_ns', and the limiter's `table':
+%% keys held and at most, bytes (with what is held for other nodes), and what was evicted. With `scope => cluster' and
+%% `exact' also what weir_report:explain/3 says: tokens of this node that the others don't know yet, how many it may
+%% have of these, what may be and was admitted beyond the capacity, and how it stands with the other nodes. With `exact'
+%% also the key's `owner', and the `second', its backup. (The level is what is known here, which may be less than what
+%% the owner knows.)
+%%
+%% Not for every request: with other nodes it waits for a dirty scheduler while the replica is busy.
 -spec explain(limiter(), key()) -> map().
 explain(Limiter, Key) ->
     case weir_table:explain(Limiter, Key) of
@@ -143,8 +157,8 @@ explain(Limiter, Key) ->
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
-%% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys'
-%% and `scope' are chosen when a limiter is made. Takes about 20 ns for each key of a limiter that is changed; decisions go on
+%% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys' and
+%% `scope' are chosen when a limiter is made. Takes about 20 ns per key of a limiter that is changed; decisions go on
 %% meanwhile. All connected nodes of the cluster are told, and the others when they are back: the last change wins.
 -spec put_limiter(weir_limiter:name(), weir_limiter:spec()) -> ok.
 put_limiter(Name, Spec) ->
@@ -169,7 +183,8 @@ limiters() ->
     weir_registry:specs().
 
 %% @doc A limiter without a name, for policies that come with the call. Policies that decide alike share one, and so
-%% their keys' levels. It lasts while a handle of it is held or a key of it has a level. Its scope is `local': of this node alone.
+%% their keys' levels. It lasts while a handle of it is held or a key of it has a level. Its scope is `local': of this
+%% node alone. At most 16384 are in use at a time; one more raises.
 %%
 %% Keep the handle where you can: compiling costs about 2 us.
 -spec compile(weir_limiter:spec()) -> handle().
@@ -179,8 +194,8 @@ compile(Spec) ->
         {error, Message} -> ?RAISE({message, Message})
     end.
 
-%% @doc Takes this node out of the cluster for good, as before it is shut down never to come back: the others are sent what they
-%% don't know yet, and then do without it. From there on it decides alone, until weir is started again.
+%% @doc Takes this node out of the cluster for good, as before it is shut down never to come back: the others are sent
+%% what they don't know yet, and then do without it. From there on it decides alone, until weir is started again.
 %%
 %% A node that will be back, as after an update, need not leave: it is missed, and then takes up its place.
 -spec leave() -> ok.
@@ -194,12 +209,14 @@ leave() ->
 rotate_secret() ->
     rotate_secret(#{}).
 
-%% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a sentence that
-%% names the nodes which can't follow: those out of reach, and those without the same `next_secret'.
+%% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a
+%% sentence that names the nodes which can't follow: those out of reach, and those without the same `next_secret'.
 %%
-%% When all have it in use already, it does no more than to tell those that missed it. While levels are still carried over from
-%% the rotation before, the answer is an error; with `force' it isn't waited for, and levels that weren't carried over yet
-%% are forgotten: for a secret that has leaked.
+%% Levels are carried over when their keys are asked for, for `carry_ms' of weir's environment at most, a day by
+%% default. Until then the next rotation is an error that says how long to wait. `#{force => true}' doesn't wait, for a
+%% secret that has leaked: levels that weren't carried over yet are forgotten. The options are checked; others raise.
+%%
+%% When all nodes have the secret in use already, it only tells those that missed it.
 -spec rotate_secret(#{force => boolean()}) -> ok | {error, Message :: binary()}.
 rotate_secret(Options) ->
     case Options of

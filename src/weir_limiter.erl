@@ -10,7 +10,7 @@
 %%                                % node decides a key (doc/cluster.md)
 %%   on_error => allow,             % the answer when weir itself fails, or deny
 %%   shadow => false,               % true: denials are counted, and answered as admissions
-%%   max_keys => 1000000,           % then the key with the lowest level in its line of the table makes way
+%%   max_keys => 1000000,           % then the least-used key of those near the new one is evicted
 %%   partition => open,             % what a side of a partition does: goes on; or share, or closed (doc/cluster.md)
 %%   large_hits => admit,           % hits above this node's share pass at once; or claim: the other nodes are asked
 %%   timeout => 100,                % for so many milliseconds at most claim, or exact, waits

@@ -1,6 +1,7 @@
 %% @private
-%% @doc The NIF's entries, and nothing else. Only {@link weir_table}, {@link weir_clock}, {@link weir_registry},
-%% {@link weir_queue}, {@link weir_machine}, {@link weir_owner} and {@link weir_secret} call them.
+%% @doc The NIF's entries, and nothing else. Each of these calls its own part: {@link weir_table}, {@link weir_registry},
+%% {@link weir_sweeper}, {@link weir_clock}, {@link weir_secret}, {@link weir_machine}, {@link weir_owner},
+%% {@link weir_queue}, {@link weir_app}.
 %%
 %% Every entry names its worst case. Errors of the caller come back as atoms, which the callers turn into `badarg' with an
 %% explanation; `badarg' from here is a fault of weir's own.
@@ -160,7 +161,7 @@ rotate_secret(_Secret, _MostNs, _Force) -> ?NOT_LOADED.
 -spec rotation_left() -> non_neg_integer().
 rotation_left() -> ?NOT_LOADED.
 
-%% Four segments of a table a call: 60 us, 200 us if all must be rebuilt.
+%% Four segments of a table per call, up to ten where tables are small: 60 us, 200 us if all must be rebuilt.
 -spec convert(Name :: binary()) -> done | more.
 convert(_Name) -> ?NOT_LOADED.
 -spec maintain() -> done | more.
@@ -214,7 +215,7 @@ queue_size(_Queue) -> ?NOT_LOADED.
 
 %% Of a replica. Who finds it busy goes to a dirty scheduler and waits there.
 %%
-%% A step: 1 to 2 us for a decision, a record or a sign of life. On a normal scheduler at most a frame of 4 KB of records
+%% A step: 1 to 2 us for a decision, a record or a heartbeat; before it up to 2048 births are taken from the tables, 100 us. On a normal scheduler at most a frame of 4 KB of records
 %% or a tick over 1024 keys, both 100 us; a decision that finds 4096 keys waiting to be sent sends them, 1.5 ms. Larger
 %% frames, repair, and ticks of replicas that hold more go to a dirty scheduler.
 -spec replica_step(reference(), event(), NowNs :: non_neg_integer()) -> [effect()].

@@ -7,10 +7,10 @@
 %%  |- weir_members                 knows the nodes that limit together; without it nobody joins or is looked for
 %%  |- weir_registry                makes and changes limiters; without it decisions go on
 %%  |- weir_replica                 tells the other nodes of births; without it each node decides on what it knows
-%%  |    `- weir_peer, one a node   sends frames; ends with weir_replica, and is started again by it
+%%  |    `- weir_peer, one per node sends frames; ends with weir_replica, and is started again by it
 %%  |- weir_owner                   decides keys of `scope => exact'; without it each node decides on what it knows
 %%  |    `- weir_handover           tells other nodes levels, and ends
-%%  |- weir_sweeper                 clears expired keys; without it they make way for new ones
+%%  |- weir_sweeper                 clears expired keys; without it new ones take their slots
 %%  |- weir_discovery (if configured)  finds nodes; without it those that are connected stay so
 %%  `- weir_http (if configured)    a supervisor: listener and its connections
 %% '''

@@ -1,8 +1,9 @@
 %% @private
 %% @doc Clears expired keys, gives memory back, and finishes what deleting and changing limiters left to do.
 %%
-%% Once a second all tables are gone through, a few segments a millisecond: some 6 % of a core while it lasts, a second
-%% for five million keys. If it stops, nothing is decided wrongly: expired keys make way for new ones in any case.
+%% Once a second it goes through all tables, a few segments per millisecond: some 6 % of a core while it lasts, a second
+%% for five million keys. If it stops, nothing is decided wrongly: new keys take the slots of expired ones in any case.
+%% Memory of deleted limiters then comes back only as others are made.
 -module(weir_sweeper).
 
 -behaviour(gen_server).

@@ -121,7 +121,7 @@ table_stats({Keys, MaxKeys, EvictedKeys, EvictedTokens, Bytes}) ->
 ask(Limiter, Key, Ask) ->
     again(Ask(Key, ?NATIVE), Limiter, Key, Ask).
 
-%% What can be mended is mended once: an atom that nobody has used for the limiter yet becomes an alias of its name; a
+%% What is missing is added once: an atom that nobody has used for the limiter yet becomes an alias of its name; a
 %% term that the NIF doesn't hash goes by its external format.
 again(unknown_limiter, Limiter, Key, Ask) when is_atom(Limiter) ->
     case learn_alias(Limiter) of
