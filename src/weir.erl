@@ -212,9 +212,9 @@ rotate_secret() ->
 %% @doc Takes the next secret into use on all members of the cluster; levels are kept (doc/cluster.md). The error is a
 %% sentence that names the nodes which can't follow: those out of reach, and those without the same `next_secret'.
 %%
-%% Levels are carried over when their keys are asked for, for `carry_ms' of weir's environment at most, a day by
-%% default. Until then the next rotation is an error that says how long to wait. `#{force => true}' doesn't wait, for a
-%% secret that has leaked: levels that weren't carried over yet are forgotten. The options are checked; others raise.
+%% Levels are carried over when their keys are asked for: for as long as they matter, but for `carry_ms' of weir's
+%% environment at most, a day by default. Until then the next rotation is an error that says how long to wait.
+%% `#{force => true}' doesn't wait, for a secret that has leaked: levels that weren't carried over yet are forgotten.
 %%
 %% When all nodes have the secret in use already, it only tells those that missed it.
 -spec rotate_secret(#{force => boolean()}) -> ok | {error, Message :: binary()}.

@@ -120,11 +120,11 @@ reset(Machine, Limiter, Key, Time, Now) ->
                                            within(time, Time, 0, ?NOW), now(Now))
             end).
 
-%% @doc From now on this machine and the node's replicated limiters are one: before each step it takes the births that the
-%% tables admitted, after it the tables get the levels that others' births have raised. When births wait, `Pid' gets the
-%% message `weir_births', once, and is to make a step (`births', or any other). While births come {@link wake/1} is 2 ms after the
-%% last step, and only an urgent one sends the message: of a key near its share, or into a ring that is half full. Nothing waits
-%% while no other node is registered. The machine stays attached when `Pid' ends:
+%% @doc From now on this machine and the node's replicated limiters are one: before each step it takes the births that
+%% the tables admitted, after it the tables get the levels that others' births have raised. When births wait, `Pid' gets
+%% the message `weir_births', once, and is to make a step (`births', or any other). While births come, {@link wake/1} is
+%% 2 ms after the last step, and only an urgent one sends the message: one of a key near its share, or one into a ring
+%% that is half full. While no other node is registered, nothing is taken. The machine stays attached when `Pid' ends:
 %% its successor finds it with {@link attached/0}, and attaches it again for itself.
 -spec attach(machine(), pid()) -> ok.
 attach(Machine, Pid) when is_pid(Pid), node(Pid) =:= node() ->
@@ -225,8 +225,8 @@ bytes(Machine, Limiters) ->
                     weir_nif:replica_bytes(reference(Machine), [within(limiter, Id, 0, ?WORD) || Id <- Limiters])
             end).
 
-%% @doc On the way from the tables to the attached machine: births that didn't fit into a ring, how often all such places in
-%% the tables had been searched, and how many keys that were.
+%% @doc On the way from the tables to the attached machine: births that didn't fit into a ring, how often the search for
+%% them came to its end, and how many keys it compared.
 -spec births() -> #{dropped_births := non_neg_integer(), rescans := non_neg_integer(),
                     rescanned_keys := non_neg_integer()}.
 births() ->
