@@ -1,6 +1,6 @@
 %% The API of weir, as its documentation tells it: what is answered, to the token and to the nanosecond. Time stands still and is
 %% moved by hand.
-%% Shows R01, R07, R08, R11 of doc/requirements.md.
+%% Shows R01, R07, R08, R11, R47 of doc/requirements.md.
 -module(weir_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").

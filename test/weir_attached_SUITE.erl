@@ -1,4 +1,4 @@
-%% The attached replica: what the tables admit reaches the machine, what the machine learns reaches the tables. R31.
+%% The attached replica: what the tables admit reaches the machine, what the machine learns reaches the tables. R31, R43, R44.
 -module(weir_attached_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").

@@ -2,7 +2,7 @@
 %%
 %% Each sample lets one address log in until it is denied, and then tells what its node loaded and started. Neither may know
 %% of a web server, and nothing may listen.
-%% Shows R17 of doc/requirements.md.
+%% Shows R17, R49 of doc/requirements.md.
 -module(weir_embed_SUITE).
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").

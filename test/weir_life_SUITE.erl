@@ -2,7 +2,7 @@
 %% again while it is in use.
 %%
 %% What loads or unloads the NIF happens on a node of its own.
-%% Shows R05, R13, R14, R15 of doc/requirements.md.
+%% Shows R05, R13, R14, R15, R50 of doc/requirements.md.
 -module(weir_life_SUITE).
 
 -include_lib("common_test/include/ct.hrl").

@@ -1,6 +1,6 @@
 %% Misuse, each kind with its answer: an exception whose explanation names the fault and gives no key away, or a decision that was
 %% promised for it. Never a crash, and never silence.
-%% Shows R06, R09, R10, R12, R14 of doc/requirements.md.
+%% Shows R06, R09, R10, R12, R14, R41, R45, R50 of doc/requirements.md.
 -module(weir_misuse_SUITE).
 
 -include_lib("common_test/include/ct.hrl").

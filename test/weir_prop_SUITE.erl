@@ -9,7 +9,7 @@
 %% the new c, at the time of the change. A reset forgets the births.
 %%
 %% WEIR_CASES sets the number of cases of each property (default 300).
-%% Shows R01 of doc/requirements.md.
+%% Shows R01, R47 of doc/requirements.md.
 -module(weir_prop_SUITE).
 
 -include_lib("proper/include/proper.hrl").

@@ -1,4 +1,4 @@
-%% The hash secret is rotated, and no limit is forgotten: on one node, and on a cluster of real ones. R35.
+%% The hash secret is rotated, and no limit is forgotten: on one node, and on a cluster of real ones. R35, R46.
 %%
 %% Buckets of c tokens that come back so slowly that none does during a test; where a key's level is known on all nodes, it is the
 %% same after the rotation, to the token.

@@ -1,4 +1,4 @@
-// The rings between the threads that admit and the replica. R31.
+// The rings between the threads that admit and the replica. R31, R43, R44.
 #include "weir/admissions.hpp"
 
 #include <algorithm>

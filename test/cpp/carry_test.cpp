@@ -1,4 +1,4 @@
-// Keys that go by another hash after a rotation of the secret: in the registry, and in replicas. R35.
+// Keys that go by another hash after a rotation of the secret: in the registry, and in replicas. R35, R46.
 #include <atomic>
 #include <set>
 #include <string>

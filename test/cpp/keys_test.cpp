@@ -1,3 +1,4 @@
+// Shows R40, R42 of doc/requirements.md.
 // Stored sets against IntervalSet, keys against states kept in full, arrival rates against the arrivals.
 #include "weir/keys.hpp"
 

@@ -1,4 +1,4 @@
-// Shows R12 of doc/requirements.md.
+// Shows R12, R45 of doc/requirements.md.
 // The index of the limiters against a map, while it is laid out anew again and again, alone and under readers. It never
 // looks into a limiter itself: here any address stands for one.
 #include "weir/limiter_index.hpp"

@@ -1,4 +1,4 @@
-// Shows R12 of doc/requirements.md.
+// Shows R12, R43, R44, R45 of doc/requirements.md.
 // The registry: names, aliases, changes, deletion and handles, alone and while threads decide.
 #include "weir/registry.hpp"
 

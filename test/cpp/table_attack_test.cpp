@@ -1,4 +1,4 @@
-// Shows R05, R07 of doc/requirements.md.
+// Shows R05, R07, R40 of doc/requirements.md.
 // The key table at its edges: merges beside splits and walks, directories that grow while the table closes and opens,
 // tables for a handful of keys, keys in the order of their hashes in a table that is full, keys that are dead at once.
 #include <atomic>

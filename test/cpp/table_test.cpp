@@ -1,4 +1,4 @@
-// Shows R04, R05, R06 of doc/requirements.md.
+// Shows R04, R05, R06, R40, R41 of doc/requirements.md.
 // The key table against a map, one caller at a time: any operations on any keys, full tables, hashes made to collide,
 // growth and what it costs, expiry and what it gives back. (table_threads_test.cpp: many callers.)
 #include "weir/table.hpp"
