@@ -3,7 +3,7 @@
 #
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
-#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock aarch64 musl nif_asan
+#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall aarch64 musl nif_asan
 #   scripts/check.sh fmt            formats the C++ in place
 #
 # Environment
@@ -117,14 +117,14 @@ nif_in() {
   env "$@" WEIR_NIF_OUT="$lib/priv" sh c_src/build.sh
 }
 
-# suites LIB SUITES COMMAND...   Common Test, run by COMMAND, which is erl or something that starts it
+# suites LIB SUITES COMMAND...   Common Test, run by COMMAND, which is erl or something that starts it; of the folder $SUITES_IN (test)
 suites() {
   local lib=$1 names=$2
   shift 2
   mkdir -p "$lib/logs"
-  WEIR_SUITES=$names WEIR_LOGS=$lib/logs "$@" -noshell -pa "$lib/ebin" -eval '
+  WEIR_SUITES=$names WEIR_SUITES_IN=${SUITES_IN:-test} WEIR_LOGS=$lib/logs "$@" -noshell -pa "$lib/ebin" -eval '
     Suites = [list_to_atom(S) || S <- string:lexemes(os:getenv("WEIR_SUITES"), " ")],
-    {Ok, Failed, {Skipped, Auto}} = ct:run_test([{dir, "test"}, {suite, Suites}, {logdir, os:getenv("WEIR_LOGS")}]),
+    {Ok, Failed, {Skipped, Auto}} = ct:run_test([{dir, os:getenv("WEIR_SUITES_IN")}, {suite, Suites}, {logdir, os:getenv("WEIR_LOGS")}]),
     io:format("~b passed, ~b failed, ~b skipped~n", [Ok, Failed, Skipped + Auto]),
     halt(case Ok > 0 andalso Failed + Skipped + Auto =:= 0 of true -> 0; false -> 1 end).'
 }
@@ -137,6 +137,16 @@ check_nif_asan() {
             ! -name weir_discovery_SUITE.erl ! -name weir_nemesis_SUITE.erl ! -name weir_tls_SUITE.erl \
             -exec basename {} .erl \; | sort | tr '\n' ' ')
   suites "$lib" "$names" env ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD="$(gcc -print-file-name=libasan.so)" erl
+}
+
+# How long calls are held up while something large goes on. Timing is asserted, so let nothing else run on the machine.
+# WEIR_EBIN: of another version of weir that is to be looked at.
+check_stall() {
+  local lib=$root/_build/stall
+  rebar3 compile
+  mkdir -p "$lib/ebin"
+  erlc -Werror -pa bench -o "$lib/ebin" bench/bench_stalls.erl bench/bench_histogram.erl bench/bench_report.erl
+  SUITES_IN=test/long suites "$lib" weir_stall_SUITE erl +S 2 -pa "${WEIR_EBIN:-$root/_build/default/lib/weir/ebin}"
 }
 
 # The NIF for musl, the C library of Alpine's images, in an emulator for musl: it is loaded, decides, and passes the suites
@@ -165,7 +175,7 @@ if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
   export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
-  names=("${all[@]}" clock aarch64 musl nif_asan)
+  names=("${all[@]}" clock stall aarch64 musl nif_asan)
 fi
 
 for name in "${names[@]}"; do

@@ -215,10 +215,10 @@ queue_size(_Queue) -> ?NOT_LOADED.
 
 %% Of a replica. Who finds it busy goes to a dirty scheduler and waits there.
 %%
-%% A step: 1 to 2 us for a decision, a record or a heartbeat. Before it up to 2048 births are taken from the tables,
-%% 100 us. On a normal scheduler at most a frame of 4 KB of records or a tick over 1024 keys, both 100 us; a decision
-%% that finds 4096 keys waiting to be sent sends them, 1.5 ms. Larger frames, repair, and ticks of replicas that hold
-%% more go to a dirty scheduler.
+%% A step: 1 to 2 us for a decision, a record or a heartbeat. On a normal scheduler at most: a frame of 4 KB of records or
+%% a tick over 1024 keys, both 100 us; before it 2048 births of the tables, 0.5 ms; a decision that finds 4096 keys
+%% waiting to be sent sends them, 1.5 ms. Larger frames, repair, ticks of replicas that hold more, and a part of a rescan
+%% (1.5 ms) go to a dirty scheduler.
 -spec replica_step(reference(), event(), NowNs :: non_neg_integer()) -> [effect()].
 replica_step(_Replica, _Event, _NowNs) -> ?NOT_LOADED.
 -spec replica_new({node_id(), Incarnation :: pos_integer()}, Members :: [node_id()],

@@ -31,11 +31,12 @@ constexpr std::size_t kLongLog = 16384;
 constexpr std::size_t kBirths = 2048;
 // In what time births are looked for again while they come.
 constexpr Nanos kPoll{2'000'000};
-// Keys that one step looks at again after births were lost: 100 us, or a segment of the table.
+// Keys that one step looks at again after births were lost, or a segment of the table: up to 1.5 ms, on a dirty
+// scheduler.
 constexpr std::size_t kRescanned = 1024;
 constexpr std::size_t kCarries = 256;
-// The share of a time slice that a step on a normal scheduler is accounted as, in percent.
-constexpr int kStepTimeslice = 1;
+// A process' time slice: so much of it as a step took is taken off. (A step that takes 2048 births is half of one.)
+constexpr std::int64_t kTimeslice = 1'000'000;
 
 constexpr ErlNifUInt64 kDurationMax = std::uint64_t{1} << 60;
 constexpr ErlNifSInt64 kNowMax = (std::int64_t{1} << 61) - 1;
@@ -392,12 +393,19 @@ auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) 
 
 bool long_step(const Event& event, const Machine& machine) noexcept {
   const Replica& replica = machine.replica;
+  if (machine.rescan) return true;
   if (std::holds_alternative<Ask>(event)) return false;
   if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
   if (const auto* const arrival = std::get_if<Arrival>(&event)) {
     return arrival->frame.size() > kLargeFrame || is_repair(arrival->frame);
   }
   return replica.keys() > kManyKeys || replica.log_bytes() > kLongLog;
+}
+
+// Steps follow each other without a pause while births come: accounted as less than they take, they hold a scheduler
+// for long.
+void consume_timeslice(ErlNifEnv* env, std::int64_t took) noexcept {
+  enif_consume_timeslice(env, static_cast<int>(std::clamp<std::int64_t>(took * 100 / kTimeslice, 1, 100)));
 }
 
 // replica_step(Replica, Event, Now) -> Effects
@@ -413,11 +421,13 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
     if (lock) machine->last = std::max(machine->last, now);
     if (lock && (dirty || !long_step(event, *machine))) {
       machine->effects.clear();
-      if (!dirty) enif_consume_timeslice(env, kStepTimeslice);
-      return between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
+      const std::int64_t start = enif_monotonic_time(ERL_NIF_NSEC);
+      const ERL_NIF_TERM effects = between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
         replica.step(event, time, machine->effects);
         return make_effects(env, machine->effects);
       });
+      if (!dirty) consume_timeslice(env, enif_monotonic_time(ERL_NIF_NSEC) - start);
+      return effects;
     }
   }
   return enif_schedule_nif(env, "replica_step", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<step>, argc, argv);
