@@ -196,10 +196,7 @@ auto Table::rebuild(Generation generation, const Place& place, KeyHash key, Nano
     }
   }
   if (spare != nullptr) arena_.release_segment(spare, 0);
-  if (result == Rebuilt::deepen) {
-    if (Directory{place.root}.bits() >= max_bits_) return Rebuilt::full;
-    grow_directory(generation, place.root);
-  }
+  if (result == Rebuilt::deepen) grow_directory(generation, place.root);
   return result;
 }
 
@@ -217,7 +214,9 @@ auto Table::make_room(SegmentLocks& locks, KeyHash key, unsigned live, unsigned 
     return Rebuilt::done;
   for (unsigned pages = segment.pages() + 1; pages <= kMaxPages; ++pages)
     if (resize(locks, key.v, &key, pages)) return Rebuilt::done;
-  if (segment.depth() >= directory().bits()) return Rebuilt::deepen;
+  // (Looked at under the locks, without which the table may be another limiter's.)
+  const unsigned bits = directory().bits();
+  if (segment.depth() >= bits) return bits >= max_bits_ ? Rebuilt::full : Rebuilt::deepen;
   return split(locks, key.v, live, spare) ? Rebuilt::done : Rebuilt::full;
 }
 
@@ -319,6 +318,8 @@ unsigned Table::move_out(Segment segment, unsigned side) noexcept {
     return false;
   const bool first = segment.lines() < beside.segment.lines();
   SegmentLocks low(first ? segment : beside.segment);
+  // While it may be memory that is none of the table's, a split may be about to lock it that has the high one.
+  if (!stands(first ? place : beside, generation)) return false;
   SegmentLocks high(first ? beside.segment : segment);
   if (!stands(place, generation) || !stands(beside, generation)) return false;
   unsigned dropped;
