@@ -262,7 +262,7 @@ replica_most_exceeded(_Replica, _Limiter) -> ?NOT_LOADED.
 replica_push(_Replica, _NowNs) -> ?NOT_LOADED.
 -spec replica_drop_limiter(reference(), Limiter :: non_neg_integer()) -> ok.
 replica_drop_limiter(_Replica, _Limiter) -> ?NOT_LOADED.
-%% Under 2 us.
+%% Under 2 us; after births of the tables 0.5 ms, during a rescan 1.5 ms.
 -spec replica_reset(reference(), Limiter :: non_neg_integer(), key_hash(), TimeNs :: non_neg_integer(), NowNs :: non_neg_integer()) ->
           boolean().
 replica_reset(_Replica, _Limiter, _Key, _TimeNs, _NowNs) -> ?NOT_LOADED.

@@ -13,8 +13,9 @@
 // Limits: kMaxLimiters with a name and kMaxTransient without, at a time; names of 1 to kMaxName bytes. `put` says which
 // was met. Limiters that are being closed don't count; a `put` that finds many of them closes some first.
 //
-// Thread safety: all members from any thread; those marked (mutex) take turns, for a microsecond or so: no walk over
-// keys is made under the mutex. `find`, `decide`, `peek` never wait for it. Those marked (turn) take turns with each
+// Thread safety: all members from any thread; those marked (mutex) take turns, for a microsecond or so, and for up to
+// 2 ms where 16384 limiters are looked through (the index is laid out anew; `replicated`). No walk over keys
+// is made under the mutex. `find`, `decide`, `peek` never wait for it. Those marked (turn) take turns with each
 // other alone. doc/locks.md lists the locks. Exceptions: what makes something may throw bad_alloc; nothing else throws.
 #pragma once
 

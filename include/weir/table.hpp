@@ -34,8 +34,8 @@
 // the directory again: a conversion marks the word before it changes a TAT, so the TAT was of the caller's terms.
 // Memory is type-stable (arena.hpp), so a stale address is harmless; it fails validation. doc/locks.md lists the locks.
 //
-// The directory. Words change under `directory_mutex_`, which is taken after lines and held for some stores. A larger
-// directory is filled and published before the words of the old one are cleared: a thread that still reads the old one
+// The directory. Words change under `directory_mutex_`, which is taken after lines and held for some stores, or for a
+// copy of the directory when it doubles (50 us at 16M keys). A larger one is filled and published before the words of the old one are cleared: a thread that still reads the old one
 // either saw a word that was true, or begins again.
 //
 // Changing the limiter. `Terms` carry a version, and so does each segment. A segment of the version before is converted
