@@ -35,8 +35,8 @@
 // Memory is type-stable (arena.hpp), so a stale address is harmless; it fails validation. doc/locks.md lists the locks.
 //
 // The directory. Words change under `directory_mutex_`, which is taken after lines and held for some stores, or for a
-// copy of the directory when it doubles (50 us at 16M keys). A larger one is filled and published before the words of the old one are cleared: a thread that still reads the old one
-// either saw a word that was true, or begins again.
+// copy of the directory when it doubles (50 us at 16M keys). A larger one is filled and published before the words of
+// the old one are cleared: a thread that still reads the old one either saw a word that was true, or begins again.
 //
 // Changing the limiter. `Terms` carry a version, and so does each segment. A segment of the version before is converted
 // as a whole (Tat::change, at the time of the change) by whoever comes first: a caller or `convert`. A table must be
