@@ -4,8 +4,9 @@
 %% The house asserts no timing in a test, for a busy machine fails it. This one does, because what it looks for has no other sign:
 %% a walk over all keys under a mutex that normal schedulers take as well, or a NIF that is accounted as less than it takes. Both
 %% were there, and passed all other tests. Therefore it isn't in the folder of `make test'; `scripts/check.sh stall' runs it (and
-%% `long'), with the scenes of bench/bench_stalls.erl, which describes what is measured. The bounds are generous: an empty NIF is called
-%% beside everything, and what it suffers five times over is put down to the machine.
+%% `long'), with the scenes of bench/bench_stalls.erl, which describes what is measured. The bounds are generous. What an empty NIF
+%% suffers beside a check, five times over, is put down to the machine; but who holds a scheduler holds the empty NIF up as
+%% well, so that the other bounds are fixed: 951dcff exceeds them, and this version has a third of them.
 -module(weir_stall_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
@@ -13,10 +14,10 @@
 -compile([export_all, nowarn_export_all]).
 
 -define(KEYS, 1000000).
-%% Of a call, and of the time for which a process of weir's holds a scheduler. (With a million keys the walk under the
-%% mutex took 120 ms and more, and the rescan 80 ms.)
+%% Of a check; of weir:compile/1 (951dcff: 240 ms); of the time for which a process of weir's holds a scheduler (176 ms).
 -define(CALL_MS, 50).
--define(HELD_MS, 50).
+-define(COMPILE_MS, 100).
+-define(HELD_MS, 100).
 -define(TIMES, 5).
 
 suite() ->
@@ -50,8 +51,8 @@ holds(Scene, Config) ->
     ct:pal("~p: check ~b ms, compile ~b ms, empty NIF ~b ms (~b ms on a scheduler); of weir's processes ~0p",
            [Scene, ms(check, Result), ms(compile, Result), Empty, Held, lists:sublist(Weirs, 5)]),
     ?assert(ms(check, Result) =< max(?CALL_MS, ?TIMES * Empty)),
-    ?assert(ms(compile, Result) =< max(?CALL_MS, ?TIMES * Empty)),
-    ?assertEqual([], [Event || {_, Ms, _} = Event <- Weirs, Ms > max(?HELD_MS, ?TIMES * Held)]).
+    ?assert(ms(compile, Result) =< ?COMPILE_MS),
+    ?assertEqual([], [Event || {_, Ms, _} = Event <- Weirs, Ms > ?HELD_MS]).
 
 ms(Caller, Result) -> bench_stalls:longest(Caller, Result) div 1000000.
 
