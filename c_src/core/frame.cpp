@@ -313,7 +313,8 @@ RecordName record_name(std::span<const std::byte> record, const OriginId& sender
   Reader in(record);
   const unsigned tag = in.byte();
   const OriginId origin = (tag & kRelayed) != 0 ? in.origin() : sender;
-  return {origin, in.varint()};
+  const std::uint64_t seq = in.varint();
+  return {origin, seq, read_subject(in, (tag & kVersioned) != 0).key};
 }
 
 FrameWriter::FrameWriter(std::uint64_t incarnation) {

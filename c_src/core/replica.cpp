@@ -58,6 +58,7 @@ Replica::Replica(const ReplicaConfig& config)
   if (config.joining && !peers_.empty()) {
     heartbeat_at_ = config.start;
     copy_ = Copying{};
+    copy_->seeks = true;
     copy_->deadline = config.start;
   }
 }
@@ -182,6 +183,7 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
 Nanos Replica::wake() const noexcept {
   Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_});
   if (copy_) next = std::min(next, copy_->deadline);
+  if (to_place() != 0 || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
   for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
   return next;
@@ -716,33 +718,43 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   news(now);
 }
 
-// Counts published births of others (or, after a copy, own ones).
-void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+// Merges births of others (or, after a copy, own ones) into what is published. False if they don't count; else `state`
+// is the key's, and `counted` what was merged.
+bool Replica::merge(const Subject& subject, std::span<const Interval> births, Nanos now, KeyState& state,
+                    IntervalSet& counted) {
   const Limiter* const its = limiter(subject.limiter);
-  if (its == nullptr) return;
+  if (its == nullptr) return false;
   const Policy& policy = its->terms.policy;
-  IntervalSet set;
   if (subject.version == its->terms.version) {
-    set = since_reset({subject.limiter.v, subject.key.v}, IntervalSet::from(births));
-    if (set.empty() || set.tat(policy) < now - IntervalSet::horizon(policy)) return;
+    counted = since_reset({subject.limiter.v, subject.key.v}, IntervalSet::from(births));
+    if (counted.empty() || counted.tat(policy) < now - IntervalSet::horizon(policy)) return false;
   } else {
     // Births of an older version count at their receipt, at most a full bucket of them.
     Tokens weight;
     for (const Interval& interval : births) weight = {std::min(policy.capacity.v, weight.v + interval.count.v)};
-    if (!set.insert(policy, {now, weight})) return;
+    counted = {};
+    if (!counted.insert(policy, {now, weight})) return false;
   }
   if (keys_.size() >= config_.max_keys && !keys_.find(its->slot, subject.key)) {
     make_room(subject.limiter, subject.key, now);
   }
-  KeyState state = keys_.find_or_insert(its->slot, subject.key);
-  state.publish(policy, set, now);
-  if (news) state.count_remote(policy, set.weight(), now);
-  settle(*its, state, now);
-  if (news) note_overshoot(*its, state, now);
-  if (news && its->terms.partition == Partition::share) {
-    count_for_other_side(*its, subject.key, set.intervals(), now);
+  state = keys_.find_or_insert(its->slot, subject.key);
+  state.publish(policy, counted, now);
+  return true;
+}
+
+void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+  KeyState state;
+  IntervalSet set;
+  if (!merge(subject, births, now, state, set)) return;
+  const Limiter& its = *limiter(subject.limiter);
+  if (news) state.count_remote(its.terms.policy, set.weight(), now);
+  settle(its, state, now);
+  if (news) note_overshoot(its, state, now);
+  if (news && its.terms.partition == Partition::share) {
+    count_for_other_side(its, subject.key, set.intervals(), now);
   }
-  push_if_due(*its, state, now);
+  push_if_due(its, state, now);
 }
 
 void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now) {

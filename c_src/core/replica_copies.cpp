@@ -1,5 +1,6 @@
 // replica: state copies, for what is in no log any more. See include/weir/replica.hpp.
 #include <algorithm>
+#include <bit>
 #include <cassert>
 
 #include "weir/replica.hpp"
@@ -16,8 +17,12 @@ constexpr Nanos kCopyAgain{1'000'000'000};
 constexpr Nanos kAfterRefusal{1'000'000'000};
 constexpr std::uint32_t kRefusalsMost = 5;
 constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
-// Between two copies for the same peer, who asks again after 300 ms at the earliest.
+// A segment isn't given twice to the same peer in this time: a peer that waits in vain asks again after 300 ms.
 constexpr Nanos kCopiesApart{100'000'000};
+// Keys that are asked for before the last ones came, and so much is given, or put in place, in one step (or one
+// segment, if that is more): some 10 ms.
+constexpr std::size_t kAskKeys = 65536;
+constexpr std::size_t kStepKeys = 16384;
 
 }  // namespace
 
@@ -43,8 +48,7 @@ bool Replica::Floor::operator==(const Floor& other) const noexcept {
                     [](const NackItem& x, const NackItem& y) { return x.origin == y.origin && x.ranges == y.ranges; });
 }
 
-// State copies. All segments are collected, then they replace what is published here, and own births that the donor had
-// not seen are added again.
+// Asking.
 
 void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects) {
   if (copy_ || now < no_copy_before_) return;
@@ -54,36 +58,52 @@ void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects&
   ask_for_copy(now, effects);
 }
 
-// Donors in turn: those that have acknowledged all that is not in the logs here any more, as far as there are such, the
-// named one first.
+// Donors in turn: the named one first, then the nearest by round trip; of those that are equally far each node begins
+// with another. Donors that have acknowledged all that isn't in the logs here any more come before the others.
 const Replica::Peer* Replica::choose_donor() const {
   std::vector<const Peer*> donors;
   std::vector<const Peer*> costly;
-  for (const Peer& peer : peers_) {
-    if (!peer.live || std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end()) continue;
-    auto& fits = loses_births({{{self_, peer.acked}}, {}}) ? costly : donors;
-    fits.insert(peer.node == copy_->named ? fits.begin() : fits.end(), &peer);
+  const Records records = own_records();
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const Peer& peer = peers_[(i + static_cast<std::size_t>(config_.seed)) % peers_.size()];
+    const bool unfit = std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end();
+    if (!peer.live || peer.quarantined || unfit) continue;
+    (loses_births({{{self_, peer.acked}}, {}}, records) ? costly : donors).push_back(&peer);
   }
   if (donors.empty()) donors = std::move(costly);
   if (donors.empty()) return nullptr;
-  const std::size_t first = donors.front()->node == copy_->named ? 0 : static_cast<std::size_t>(config_.seed);
-  return donors[(first + copy_->attempts) % donors.size()];
+  const auto distance = [&](const Peer* peer) {
+    if (peer->node == copy_->named) return std::int64_t{-1};
+    return peer->timed ? peer->round_trip.v : kTimeMax.v;
+  };
+  std::stable_sort(donors.begin(), donors.end(),
+                   [&](const Peer* x, const Peer* y) { return distance(x) < distance(y); });
+  return donors[copy_->attempts % donors.size()];
 }
 
 void Replica::ask_for_copy(Nanos now, Effects& effects) {
   Copying& copy = *copy_;
   if (copy.attempts >= kCopyAttempts) {
     // Nobody can give one: the node goes on with what it has; gaps will show again.
+    ++stats_.copies_abandoned;
     end_copy(now, effects);
     return;
   }
-  const Peer* const chosen = choose_donor();
   const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * delay_.v) << std::min(copy.attempts, 3u);
   copy.deadline = now + Nanos{wait};
+  if (copy.seeks && copy.attempts == 0) {
+    ++copy.attempts;
+    for (const Peer& peer : peers_) {
+      if (peer.live) send_vector(peer, true, effects);
+    }
+    return;
+  }
+  copy.seeks = false;
+  const Peer* const chosen = choose_donor();
   ++copy.attempts;
   if (chosen == nullptr) return;
-  // Answers of several donors have nothing in common.
   if (chosen->node != copy.donor) {
+    // Parts of several donors don't fit together; segments that came whole do.
     std::erase_if(copy.parts, [&](const auto& entry) { return (copy.wanted >> entry.first & 1) != 0; });
     copy.keys = 0;
     for (const auto& [segment, parts] : copy.parts) {
@@ -91,61 +111,137 @@ void Replica::ask_for_copy(Nanos now, Effects& effects) {
     }
   }
   copy.donor = chosen->node;
+  copy.asked = 0;
+  ask_for_more(effects);
+}
+
+// The first segment says how large they are; then some are always on their way, so that neither the donor's outbox nor
+// the network between holds the whole.
+void Replica::ask_for_more(Effects& effects) {
+  Copying& copy = *copy_;
+  const bool first = copy.wanted == ~std::uint64_t{0};
+  const std::size_t most =
+      first ? 1 : std::clamp<std::size_t>(kAskKeys / std::max<std::size_t>(1, copy.largest), 1, Keys::kSegments);
+  auto waiting = static_cast<std::size_t>(std::popcount(copy.asked & copy.wanted));
+  if (waiting > most / 2) return;
+  std::uint64_t more = 0;
+  for (std::uint64_t left = copy.wanted & ~copy.asked; left != 0 && waiting < most; left &= left - 1, ++waiting) {
+    more |= left & -left;
+  }
+  if (more == 0) return;
+  copy.asked |= more;
   FrameWriter frame(self_.incarnation);
-  frame.put(CopyRequestItem{copy.wanted});
-  send_to(chosen->node, frame, Traffic::repair, effects);
+  frame.put(CopyRequestItem{more});
+  send_to(copy.donor, frame, Traffic::repair, effects);
+}
+
+// A joining node has asked all for their vectors: who answers first is near, and has something to give.
+void Replica::offer_itself(const Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
+  if (!copy_ || !copy_->seeks || peer.quarantined) return;
+  const auto has = [&](const VectorEntry& entry) { return entry.upto != 0; };
+  if (std::none_of(item.entries.begin(), item.entries.end(), has)) return;
+  copy_->seeks = false;
+  copy_->named = peer.node;
+  copy_->attempts = 0;
+  ask_for_copy(now, effects);
+}
+
+// Giving. A step gives a few segments; what it is true for stands with each.
+
+// A node that has nothing yet, or stands between vectors, is no donor; it will be asked again, or another. One that
+// waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
+// would wait for each other.)
+bool Replica::can_give() const noexcept {
+  return floors_.empty() && (!copy_ || (!config_.joining && copy_->true_for.empty()));
+}
+
+bool Replica::gives() const noexcept {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.owed != 0; });
 }
 
 void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects) {
-  // A node that has nothing yet, or stands between vectors, is no donor; it will be asked again, or another. One that
-  // waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
-  // would wait for each other.)
-  if ((copy_ && config_.joining) || !floors_.empty()) return;
-  if (now - peer.copied < kCopiesApart) return;  // asked twice
+  if (!can_give()) return;
+  if (now - peer.copied >= kCopiesApart) peer.given = 0;
+  peer.owed |= item.segments & ~peer.given;
+  give(now, effects);
+}
+
+void Replica::give(Nanos now, Effects& effects) {
   CopyItem head;
-  head.answer = next_answer();
   head.vector = vector();
   for (const auto& [node, incarnation] : collected_) head.vector.push_back({{{node}, incarnation}, kForgotten});
   for (const Origin& origin : origins_) {
     if (!origin.beyond.empty()) head.beyond.push_back({origin.id, origin.beyond});
   }
   // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
-  if (std::any_of(head.beyond.begin(), head.beyond.end(),
-                  [](const NackItem& late) { return late.ranges.size() > kRangesMax; })) {
-    return;
-  }
-  peer.copied = now;
-  FrameWriter frame(self_.incarnation);
-  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    if ((item.segments >> segment & 1) == 0) continue;
-    std::vector<std::pair<Subject, IntervalSet>> entries;
-    keys_.for_each(segment, [&](const KeyState& state) {
-      if (!state.has_published()) return;
-      const Limiter& its = limiter_of(state);
-      IntervalSet set = state.published();
-      set.compact(its.terms.policy, now);
-      if (!set.empty()) entries.emplace_back(Subject{its.id, its.terms.version, state.key()}, set);
-    });
-    std::size_t at = 0;
-    head.segment = static_cast<std::uint8_t>(segment);
-    for (head.part = 0; head.part == 0 || at < entries.size(); ++head.part) {
-      const std::size_t count = std::min(kPartEntries, entries.size() - at);
-      FrameWriter one(self_.incarnation);
-      const std::size_t header = one.size();
-      head.last = at + count == entries.size();
-      one.copy(head, count);
-      for (std::size_t i = at; i < at + count; ++i) one.entry(entries[i].first, entries[i].second.intervals());
-      at += count;
-      if (frame.size() + one.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
-      frame.raw(one.since(header));
+  const bool too_many_holes = std::any_of(head.beyond.begin(), head.beyond.end(),
+                                          [](const NackItem& late) { return late.ranges.size() > kRangesMax; });
+  std::size_t given = 0;
+  for (Peer& peer : peers_) {
+    if (!can_give() || too_many_holes || !peer.live) peer.owed = 0;
+    if (peer.owed == 0) continue;
+    head.answer = next_answer();
+    FrameWriter frame(self_.incarnation);
+    for (; peer.owed != 0; peer.owed &= peer.owed - 1) {
+      const auto segment = static_cast<std::uint8_t>(std::countr_zero(peer.owed));
+      const std::size_t keys = keys_.size(segment);
+      if (given != 0 && given + keys > kStepKeys) break;
+      given += std::max<std::size_t>(1, keys);
+      head.segment = segment;
+      give_segment(peer, head, now, frame, effects);
+      peer.given |= std::uint64_t{1} << segment;
+      peer.copied = now;
     }
+    send_to(peer.node, frame, Traffic::repair, effects);
+    if (peer.owed != 0) return;
   }
-  send_to(peer.node, frame, Traffic::repair, effects);
 }
+
+void Replica::give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects) {
+  FrameWriter entries(self_.incarnation);
+  const std::size_t header = entries.size();
+  std::size_t count = 0;
+  head.part = 0;
+  const auto finish_part = [&](bool last) {
+    FrameWriter part(self_.incarnation);
+    head.last = last;
+    part.copy(head, count);
+    part.raw(entries.since(header));
+    if (frame.size() + part.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
+    frame.raw(part.since(header));
+    entries = FrameWriter(self_.incarnation);
+    count = 0;
+    ++head.part;
+  };
+  keys_.for_each(head.segment, [&](const KeyState& state) {
+    if (!state.has_published()) return;
+    const Limiter& its = limiter_of(state);
+    IntervalSet set = state.published();
+    set.compact(its.terms.policy, now);
+    if (set.empty()) return;
+    if (count == kPartEntries) finish_part(false);
+    entries.entry({its.id, its.terms.version, state.key()}, set.intervals());
+    ++count;
+  });
+  finish_part(true);
+}
+
+// Receiving.
 
 void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects) {
   const std::uint64_t bit = std::uint64_t{1} << item.segment;
   if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
+  const auto ahead = [&](const EntryItem& entry) {
+    return frame.set(entry.set).back().start > now + config_.future_bound;
+  };
+  if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
+    // Taken, they would be no better than records from there; and who copies from this node would have them too.
+    ++stats_.refused;
+    peer.quarantined = true;
+    copy_->unfit.push_back(peer.node);
+    copy_again(now);
+    return;
+  }
   auto& parts = copy_->parts[item.segment];
   if (item.part == 0) {
     for (const CopyPart& part : parts) copy_->keys -= part.item.entries.size();
@@ -156,34 +252,93 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
       copy_->keys + item.entries.size() > 2 * config_.max_keys + kPartEntries) {
     return;
   }
-  copy_->keys += item.entries.size();
   CopyPart part{item, {}};
   for (EntryItem& entry : part.item.entries) {
     const auto births = frame.set(entry.set);
     entry.set.first = static_cast<std::uint32_t>(part.intervals.size());
     part.intervals.insert(part.intervals.end(), births.begin(), births.end());
   }
-  parts.push_back(std::move(part));
-  if (!item.last) return;
-  copy_->wanted &= ~bit;
-  if (copy_->wanted == 0) finish_copy(now, effects);
+  came(std::move(part), now);
+  if (copy_->wanted != 0) ask_for_more(effects);
+  if (copy_->wanted == 0 && !config_.joining && !copy_->taken) {
+    if (donor_is_unfit(now)) return;
+    copy_->taken = takes_copy(copy_->floors, now, effects);
+  }
+  place_segments(now, effects);
 }
 
-void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now) {
+void Replica::came(CopyPart&& part, Nanos now) {
+  Copying& copy = *copy_;
+  // As long as there is progress nobody is asked again.
+  copy.attempts = 0;
+  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * delay_.v)};
+  auto& parts = copy.parts[part.item.segment];
+  copy.keys += part.item.entries.size();
+  parts.push_back(std::move(part));
+  const CopyItem& item = parts.back().item;
+  if (!item.last) return;
+  const std::uint64_t era = copy.era.value_or(item.answer >> 32);
+  if (era != item.answer >> 32) {
+    copy_again(now);
+    return;
+  }
+  copy.era = era;
+  copy.wanted &= ~(std::uint64_t{1} << item.segment);
+  std::size_t keys = 0;
+  for (const CopyPart& each : parts) keys += each.item.entries.size();
+  copy.largest = std::max(copy.largest, keys);
+  copy.floors[item.segment] = {parts.front().item.vector, parts.front().item.beyond};
+}
+
+// Putting in place.
+
+std::uint64_t Replica::to_place() const noexcept {
+  return copy_ && (copy_->taken || config_.joining) ? ~copy_->wanted & ~copy_->placed : 0;
+}
+
+void Replica::place_segments(Nanos now, Effects& effects) {
+  std::size_t keys = 0;
+  for (std::uint64_t left = to_place(); left != 0; left &= left - 1) {
+    const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
+    std::size_t its = std::max<std::size_t>(1, keys_.size(segment));
+    for (const CopyPart& part : copy_->parts[segment]) its += part.item.entries.size();
+    if (keys != 0 && keys + its > kStepKeys) return;
+    keys += its;
+    place_segment(segment, now);
+  }
+  if (copy_ && copy_->placed == ~std::uint64_t{0}) finish_copy(now, effects);
+}
+
+// What is published here goes, the copy and own births that the donor had not seen come.
+void Replica::place_segment(std::uint8_t segment, Nanos now) {
+  const std::vector<CopyPart> parts = std::move(copy_->parts[segment]);
+  copy_->parts.erase(segment);
+  copy_->placed |= std::uint64_t{1} << segment;
+  copy_->true_for[segment] = copy_->floors[segment];
   keys_.sweep(segment, [&](KeyState state) {
     const Policy& policy = limiter_of(state).terms.policy;
     state.rest(policy, now);
     state.set_published(policy, {});
     return true;
   });
+  KeyState state;
+  IntervalSet counted;
   for (const CopyPart& part : parts) {
+    copy_->keys -= part.item.entries.size();
     for (const EntryItem& entry : part.item.entries) {
       const Limiter* const its = limiter(entry.subject.limiter);
       const bool fits = its != nullptr && Keys::segment_of(entry.subject.key) == segment &&
                         its->takes(entry.subject, part.set(entry.set));
-      fits ? put_back(entry.subject, part.set(entry.set), now, false) : void(++stats_.malformed);
+      fits ? void(merge(entry.subject, part.set(entry.set), now, state, counted)) : void(++stats_.malformed);
     }
   }
+  add_own_births(copy_->true_for[segment], segment, now);
+  keys_.sweep(segment, [&](KeyState key) {
+    settle(limiter_of(key), key, now);
+    push_if_due(limiter_of(key), key, now);
+    return keep_key(key, now);
+  });
+  keys_.fit(segment);
 }
 
 // A record of one of the logs, decoded.
@@ -196,59 +351,93 @@ Frame Replica::framed(std::span<const std::byte> record) const {
   return frame;
 }
 
-// Calls visit(subject, births) for the own published births that a floor doesn't cover. Returns how many records of
-// these are not in the history any more.
-std::uint64_t Replica::own_births_beyond(
-    const Floor& floor, const std::function<void(const Subject&, std::span<const Interval>)>& visit) const {
-  std::map<std::uint64_t, std::span<const std::byte>> records;
-  history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace(seq, record); });
-  const auto covered_in = [&](std::uint64_t from, std::uint64_t to) {
-    return std::any_of(floor.beyond.begin(), floor.beyond.end(), [&](const NackItem& late) {
-      return late.origin == self_ && std::any_of(late.ranges.begin(), late.ranges.end(), [&](const Range& range) {
-               return range.first <= to && range.last > from;
-             });
-    });
+// Those that are in the history one by one, in order.
+Replica::Records Replica::own_records() const {
+  Records records;
+  history_.for_each_record(
+      [&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace_back(seq, record); });
+  return records;
+}
+
+// Calls record(bytes) and piece(its births) for the own published births that a floor doesn't cover. Returns how many
+// records of these are not in the history any more.
+std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& records,
+                                         const std::function<void(std::span<const std::byte>)>& record,
+                                         const std::function<void(const Piece&)>& piece) const {
+  // How many of the records (from, to] came there out of order.
+  const auto covered = [&](std::uint64_t from, std::uint64_t to) {
+    std::uint64_t count = 0;
+    for (const NackItem& late : floor.beyond) {
+      if (late.origin != self_) continue;
+      for (const Range& range : late.ranges) {
+        const std::uint64_t first = std::max(from + 1, range.first);
+        const std::uint64_t last = std::min(to, range.last);
+        if (first <= last) count += last - first + 1;
+      }
+    }
+    return count;
   };
   std::uint64_t lost = 0;
+  auto next = records.begin();
   for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
-    if (covered_in(at, at + 1)) {
+    // A piece of which the floor covers a part can't be told from that part.
+    if (const Piece* const whole = history_.piece_from(at); whole != nullptr && covered(at, whole->to) == 0) {
+      piece(*whole);
+      at = whole->to;
+      continue;
+    }
+    while (next != records.end() && next->first <= at) ++next;
+    if (next != records.end() && next->first == at + 1) {
+      if (covered(at, at + 1) == 0) record(next->second);
       ++at;
       continue;
     }
-    // A piece of which the floor covers a part can't be told from that part.
-    const Piece* const piece = history_.piece_from(at);
-    if (piece != nullptr && !covered_in(at, piece->to)) {
-      for (const auto& [key, entry] : piece->entries) visit(entry.first, entry.second.load().intervals());
-      at = piece->to;
-      continue;
+    std::uint64_t to = next == records.end() ? history_.head() : next->first - 1;
+    for (const Piece& later : history_.pieces()) {
+      if (later.from > at) to = std::min(to, later.from);
     }
-    ++at;
-    const auto record = records.find(at);
-    if (record == records.end()) {
-      ++lost;
-      continue;
-    }
-    const Frame own = framed(record->second);
-    const auto& item = std::get<RecordItem>(own.items.front());
-    visit(item.subject, own.set(item.set));
+    lost += to - at - covered(at, to);
+    at = to;
   }
   return lost;
 }
 
-// Of one segment or of all.
-void Replica::add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now) {
-  stats_.lost_own_records += own_births_beyond(floor, [&](const Subject& subject, std::span<const Interval> births) {
-    if (!segment || Keys::segment_of(subject.key) == *segment) put_back(subject, births, now, false);
-  });
+void Replica::add_own_births(const Floor& floor, std::uint8_t segment, Nanos now) {
+  KeyState state;
+  IntervalSet counted;
+  own_births_beyond(
+      floor, own_records(),
+      [&](std::span<const std::byte> record) {
+        if (Keys::segment_of(record_name(record, self_).key) != segment) return;
+        const Frame own = framed(record);
+        const auto& item = std::get<RecordItem>(own.items.front());
+        merge(item.subject, own.set(item.set), now, state, counted);
+      },
+      [&](const Piece& piece) {
+        for (const auto& [key, entry] : piece.entries) {
+          if (Keys::segment_of(entry.first.key) != segment) continue;
+          merge(entry.first, entry.second.load().intervals(), now, state, counted);
+        }
+      });
 }
 
-bool Replica::loses_births(const Floor& floor) const {
-  return own_births_beyond(floor, [](const Subject&, std::span<const Interval>) {}) > 0;
+bool Replica::loses_births(const Floor& floor, const Records& records) const {
+  return own_births_beyond(
+             floor, records, [](std::span<const std::byte>) {}, [](const Piece&) {}) > 0;
 }
 
+// Judging.
+
+// All segments are to come anew. Those in place stay, with what they are true for.
 void Replica::copy_again(Nanos at) {
   copy_->wanted = ~std::uint64_t{0};
+  copy_->asked = 0;
+  copy_->placed = 0;
+  copy_->largest = 0;
+  copy_->taken = false;
+  copy_->era.reset();
   copy_->parts.clear();
+  copy_->floors.clear();
   copy_->keys = 0;
   copy_->attempts = 0;
   copy_->deadline = at;
@@ -256,12 +445,9 @@ void Replica::copy_again(Nanos at) {
 
 // Whether the copy that came brings nothing of what was missed, so that another donor is to be asked.
 bool Replica::donor_is_unfit(Nanos now) {
-  const auto brings = [&](const auto& entry) {
-    const CopyItem& item = entry.second.front().item;
-    return Floor{item.vector, item.beyond}.covers(copy_->missed.origin, copy_->missed.upto);
-  };
+  const auto brings = [&](const auto& entry) { return entry.second.covers(copy_->missed.origin, copy_->missed.upto); };
   if (copy_->missed.upto == 0 || copy_->donor == copy_->named) return false;
-  if (std::any_of(copy_->parts.begin(), copy_->parts.end(), brings)) return false;
+  if (std::any_of(copy_->floors.begin(), copy_->floors.end(), brings)) return false;
   copy_->unfit.push_back(copy_->donor);
   copy_again(now);
   return true;
@@ -304,13 +490,31 @@ bool Replica::is_ahead(const Floor& floor, bool loses) {
   return false;
 }
 
+// What all segments are true for. (What single ones have beyond that is kept as their floor.)
+Replica::Floor Replica::common_floor(const Floors& floors) const {
+  const Floor& first = floors.begin()->second;
+  if (std::all_of(floors.begin(), floors.end(), [&](const auto& entry) { return entry.second == first; })) return first;
+  // An origin that one donor didn't know yet stands at 0, so that the floors of the others are kept.
+  std::map<OriginId, std::uint64_t> stands;
+  for (const auto& [segment, floor] : floors) {
+    for (const VectorEntry& entry : floor.upto) stands.emplace(entry.origin, kForgotten);
+  }
+  Floor common;
+  for (auto& [origin, upto] : stands) {
+    for (const auto& [segment, floor] : floors) upto = std::min(upto, floor.upto_of(origin));
+    common.upto.push_back({origin, upto});
+  }
+  return common;
+}
+
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
-bool Replica::takes_copy(const Floors& floors, const Floor& all, Nanos now, Effects& effects) {
+bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
   // Segments of one answer are true for the same records.
+  const Records records = own_records();
   const Floor* looked_at = nullptr;
   const bool loses = std::any_of(floors.begin(), floors.end(), [&](const auto& entry) {
     const Floor* const before = std::exchange(looked_at, &entry.second);
-    return (before == nullptr || !(*before == entry.second)) && loses_births(entry.second);
+    return (before == nullptr || !(*before == entry.second)) && loses_births(entry.second, records);
   });
   if (loses) {
     losing_since_ = std::min(losing_since_, now);
@@ -320,7 +524,7 @@ bool Replica::takes_copy(const Floors& floors, const Floor& all, Nanos now, Effe
     }
   }
   losing_since_ = kNever;
-  if (config_.joining || is_ahead(all, loses)) {
+  if (config_.joining || is_ahead(common_floor(floors), loses)) {
     copies_refused_ = 0;
     return true;
   }
@@ -330,6 +534,7 @@ bool Replica::takes_copy(const Floors& floors, const Floor& all, Nanos now, Effe
 }
 
 void Replica::end_copy(Nanos now, Effects& effects) {
+  for (auto& [segment, floor] : copy_->true_for) floors_[segment] = std::move(floor);
   copy_.reset();
   config_.joining = false;
   unpark(now, effects);
@@ -374,56 +579,18 @@ void Replica::add_others(Peer& donor, Nanos now) {
   });
 }
 
+// All segments are in place.
 void Replica::finish_copy(Nanos now, Effects& effects) {
-  if (donor_is_unfit(now)) return;
-  const auto answer = [](const auto& entry) { return entry.second.front().item.answer; };
-  const std::uint64_t first = answer(*copy_->parts.begin());
-  if (std::any_of(copy_->parts.begin(), copy_->parts.end(),
-                  [&](const auto& entry) { return answer(entry) >> 32 != first >> 32; })) {
-    copy_again(now);
-    return;
-  }
-  Floors floors;
-  for (const auto& [segment, parts] : copy_->parts) {
-    floors[segment] = {parts.front().item.vector, parts.front().item.beyond};
-  }
-  const bool alike = std::all_of(floors.begin(), floors.end(),
-                                 [&](const auto& entry) { return entry.second == floors.begin()->second; });
-  // The vector stands where all segments do; what single segments have beyond that is kept as their floor.
-  Floor all = floors.begin()->second;
-  if (!alike) {
-    // An origin that one donor didn't know yet stands at 0, so that the floors of the others are kept.
-    std::map<OriginId, std::uint64_t> stands;
-    for (const auto& [segment, floor] : floors) {
-      for (const VectorEntry& entry : floor.upto) stands.emplace(entry.origin, kForgotten);
-    }
-    all = {};
-    for (auto& [origin, upto] : stands) {
-      for (const auto& [segment, floor] : floors) upto = std::min(upto, floor.upto_of(origin));
-      all.upto.push_back({origin, upto});
-    }
-  }
-  if (!takes_copy(floors, all, now, effects)) return;
+  if (config_.joining && !takes_copy(copy_->true_for, now, effects)) return;
   const Copying copy = std::move(*copy_);
   copy_.reset();
   config_.joining = false;
-  for (const auto& [segment, parts] : copy.parts) replace_segment(segment, parts, now);
-  if (alike) {
-    add_own_births(all, std::nullopt, now);
-    floors.clear();
-  } else {
-    for (const auto& [segment, floor] : floors) add_own_births(floor, segment, now);
-  }
-  stand_at(all, now);
-  floors_ = std::move(floors);
+  const Floor common = common_floor(copy.true_for);
+  stats_.lost_own_records += own_births_beyond(
+      common, own_records(), [](std::span<const std::byte>) {}, [](const Piece&) {});
+  stand_at(common, now);
+  floors_ = copy.true_for;
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
-  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
-    keys_.sweep(segment, [&](KeyState state) {
-      settle(limiter_of(state), state, now);
-      return keep_key(state, now);
-    });
-    keys_.fit(segment);
-  }
   for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;
   drop_floors();

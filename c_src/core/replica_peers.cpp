@@ -85,6 +85,8 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
   if (restarted) {
     // It knows nothing of what its last run had, and will copy it.
     peer.acked = 0;
+    peer.owed = 0;
+    peer.given = 0;
     peer.behind = false;
     peer.quarantined = false;
     peer.timed = false;
@@ -110,7 +112,12 @@ void Replica::tick(Nanos now, Effects& effects) {
   }
   if (now >= repair_at_) repair(now, effects);
   if (now >= digest_at_) send_digest(now, effects);
-  if (copy_ && now >= copy_->deadline) ask_for_copy(now, effects);
+  if (gives()) give(now, effects);
+  if (to_place() != 0) {
+    place_segments(now, effects);
+  } else if (copy_ && now >= copy_->deadline) {
+    ask_for_copy(now, effects);
+  }
   expire_claims(now, effects);
 }
 
@@ -203,6 +210,7 @@ void Replica::went_away(Peer& peer, Nanos now) {
   history_.begin_piece();
   peer.live = false;
   peer.behind = true;
+  peer.owed = 0;
   peer.away_since = now;
   for (Origin& origin : origins_) {
     if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing

@@ -217,6 +217,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
     if (news) note(*origin, std::max(origin->known, late.ranges.back().last), peer.node, now, patience);
   }
   if (item.answer) send_vector(peer, false, effects);
+  offer_itself(peer, item, now, effects);
 }
 
 // A hash of the vector, without the runs that have been over for long: nodes forget these at different times.

@@ -347,9 +347,11 @@ void rescan(Machine& machine, Nanos now) {
 bool take_births(Machine& machine, Nanos now) {
   Admissions& births = state->births();
   births.awake();
-  if (machine.rescan) rescan(machine, now);
+  const bool carries = !machine.replica.moves_segments();  // else a copy would begin anew
+  if (machine.rescan && carries) rescan(machine, now);
   // Of the births that count in a carried level, those that were told come before it.
-  if (machine.carries.empty() && !state->carries().empty()) machine.carries = state->carries().take(kCarries);
+  if (carries && machine.carries.empty() && !state->carries().empty())
+    machine.carries = state->carries().take(kCarries);
   const std::size_t taken = births.drain(
       kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); },
       [&](LimiterId limiter, KeyHash key) { machine.replica.prefetch(limiter, key); });
@@ -373,11 +375,12 @@ void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now, bool births) {
   replication.births.open(has_listeners(machine));
   machine.rescan = replication.births.overflowed() || machine.rescan;
   machine.rescan = replication.carries.overflowed() || machine.rescan;
-  const bool carries = !machine.carries.empty() || !replication.carries.empty();
+  const bool moves = machine.replica.moves_segments();
+  const bool carries = !moves && (!machine.carries.empty() || !replication.carries.empty());
   // As long as births come, they are looked for again in a moment, and so is what was lost of them: else the search for
   // that would lose more. Then it's up to whoever wakes the reader.
   machine.polls = births;
-  if (!replication.births.rests(births) || (machine.rescan && !births) || carries) wake_again(env);
+  if (!replication.births.rests(births) || (machine.rescan && !births && !moves) || carries) wake_again(env);
 }
 
 // action(the replica, the time) between the two.
@@ -393,7 +396,7 @@ auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) 
 
 bool long_step(const Event& event, const Machine& machine) noexcept {
   const Replica& replica = machine.replica;
-  if (machine.rescan) return true;
+  if (machine.rescan || replica.moves_segments()) return true;
   if (std::holds_alternative<Ask>(event)) return false;
   if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
   if (const auto* const arrival = std::get_if<Arrival>(&event)) {

@@ -158,11 +158,12 @@ struct Frame {
   std::span<const Interval> set(Slice slice) const noexcept { return {intervals.data() + slice.first, slice.count}; }
 };
 
-// The origin and number of an encoded record that `FrameWriter::record` wrote; `sender` is the origin unless it was
+// The origin, number and key of an encoded record that `FrameWriter::record` wrote; `sender` is the origin unless it was
 // relayed.
 struct RecordName {
   OriginId origin;
   std::uint64_t seq = 0;
+  KeyHash key;
 };
 RecordName record_name(std::span<const std::byte> record, const OriginId& sender);
 

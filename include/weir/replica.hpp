@@ -100,6 +100,7 @@ struct ReplicaStats {
   std::uint64_t repaired = 0;  // records and chunks sent again on demand
   std::uint64_t chunks_applied = 0;
   std::uint64_t copies = 0;            // state copies taken
+  std::uint64_t copies_abandoned = 0;  // nobody gave one: the node went on with what it had
   std::uint64_t lost_own_records = 0;  // own records that were gone when a copy would have needed them
   std::uint64_t malformed = 0;
   std::uint64_t refused = 0;  // from nodes or runs that don't belong here, in quarantine, of unknown limiters
@@ -176,6 +177,9 @@ class Replica final : public Machine {
   std::size_t live() const noexcept { return live_; }
   std::size_t registered() const noexcept { return members_.size(); }
   bool copying() const noexcept { return copy_.has_value(); }
+  // Segments of a copy are put in place, or of this node's are given: the next steps take long. Keys are not to be
+  // carried meanwhile.
+  bool moves_segments() const noexcept { return (copy_ && (copy_->placed | to_place()) != 0) || gives(); }
   std::uint64_t dropped() const noexcept { return history_.dropped(); }
   std::size_t keys() const noexcept { return keys_.size(); }
   std::size_t log_bytes() const noexcept { return history_.log_bytes(); }
@@ -202,7 +206,9 @@ class Replica final : public Machine {
     bool timed = false;
     Nanos offset;
     Nanos round_trip;
-    Nanos copied;  // when it was given a copy of the state
+    Nanos copied;             // when it last was given segments of a copy,
+    std::uint64_t given = 0;  // which (those of a moment ago aren't given twice),
+    std::uint64_t owed = 0;   // and which it waits for
   };
   struct Limiter {
     LimiterId id;
@@ -252,16 +258,28 @@ class Replica final : public Machine {
     std::vector<Interval> intervals;
     std::span<const Interval> set(Slice slice) const noexcept { return {intervals.data() + slice.first, slice.count}; }
   };
+  // A state copy under way. Segments are asked for a few at a time, come in parts, and are put in place one by one:
+  // those of a joining node as they come, others when all are there and the copy turned out to be the better state.
   struct Copying {
     NodeId donor;
-    NodeId named;                              // the donor to begin with
-    VectorEntry missed;                        // what the copy must bring; of sequence 0: nothing
-    std::vector<NodeId> unfit;                 // have no more of it than this node
+    NodeId named;               // the donor to begin with
+    VectorEntry missed;         // what the copy must bring; of sequence 0: nothing
+    std::vector<NodeId> unfit;  // have no more of it than this node, or births from the future
+    bool seeks = false;         // the first peer to answer with a vector becomes the donor
+    bool taken = false;         // it is the better state
+    Nanos deadline;
+    std::uint32_t attempts = 0;  // since there was progress
+    // Of this round; after a carry, or from another donor of another time, all begins anew.
     std::uint64_t wanted = ~std::uint64_t{0};  // segments that are still to come
+    std::uint64_t asked = 0;                   // those of them that are on their way
+    std::uint64_t placed = 0;                  // those that are in place
+    std::size_t largest = 0;                   // keys of the largest one that came
+    std::optional<std::uint64_t> era;          // what all answers have in their upper half
     std::map<std::uint8_t, std::vector<CopyPart>> parts;
     std::size_t keys = 0;  // in `parts`
-    Nanos deadline;
-    std::uint32_t attempts = 0;
+    Floors floors;         // of segments that came
+    // Of all rounds: what the segments in place are true for.
+    Floors true_for;
   };
 
   // replica.cpp: decisions and records
@@ -337,19 +355,32 @@ class Replica final : public Machine {
 
   // replica_copies.cpp: what is in no log any more
   void start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects);
-  const Peer* choose_donor() const;
   void ask_for_copy(Nanos now, Effects& effects);
+  void ask_for_more(Effects& effects);
+  void offer_itself(const Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
+  const Peer* choose_donor() const;
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
+  bool can_give() const noexcept;
+  bool gives() const noexcept;
+  void give(Nanos now, Effects& effects);
+  void give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
-  void replace_segment(std::uint8_t segment, const std::vector<CopyPart>& parts, Nanos now);
+  void came(CopyPart&& part, Nanos now);
+  std::uint64_t to_place() const noexcept;
+  void place_segments(Nanos now, Effects& effects);
+  void place_segment(std::uint8_t segment, Nanos now);
   Frame framed(std::span<const std::byte> record) const;
-  std::uint64_t own_births_beyond(const Floor& floor,
-                                  const std::function<void(const Subject&, std::span<const Interval>)>& visit) const;
-  void add_own_births(const Floor& floor, std::optional<std::uint8_t> segment, Nanos now);
-  bool loses_births(const Floor& floor) const;
+  using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
+  Records own_records() const;
+  std::uint64_t own_births_beyond(const Floor& floor, const Records& records,
+                                  const std::function<void(std::span<const std::byte>)>& record,
+                                  const std::function<void(const Piece&)>& piece) const;
+  void add_own_births(const Floor& floor, std::uint8_t segment, Nanos now);
+  bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
   bool donor_is_unfit(Nanos now);
-  bool takes_copy(const Floors& floors, const Floor& all, Nanos now, Effects& effects);
+  Floor common_floor(const Floors& floors) const;
+  bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
   bool is_ahead(const Floor& floor, bool loses);
   void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
@@ -357,6 +388,8 @@ class Replica final : public Machine {
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
   void drop_floors();
+  bool merge(const Subject& subject, std::span<const Interval> births, Nanos now, KeyState& state,
+             IntervalSet& counted);
   void put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
 
   // replica_claims.cpp: hits above the share that ask first
