@@ -3,7 +3,10 @@
 #
 #   bench/run.sh                       all, some 6 minutes
 #   bench/run.sh quick                 the same in a minute or two, to see that it runs: its figures are rough
-#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact, stalls
+#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact, join, stalls
+#
+# Environment
+#   WEIR_EBIN   of another version of weir that is to be measured (join)
 #
 # Let nothing else run on the machine; bench/README.md says what is measured and how to read it.
 set -eu
@@ -22,7 +25,7 @@ if [ "${1:-}" = quick ]; then
   length=quick
   shift
 fi
-[ $# -gt 0 ] || set -- decisions memory latency http queue exact stalls
+[ $# -gt 0 ] || set -- decisions memory latency http queue exact join stalls
 
 out=$root/_build/bench
 mkdir -p "$out/ebin"
@@ -33,7 +36,7 @@ step "building the benchmarks" erlc -Werror +debug_info -pa "$root/bench" -o "$o
 in_vm() {
   module=$1
   shift
-  erl -noinput -boot no_dot_erlang -kernel logger_level critical -pa "$root/_build/server/lib/weir/ebin" "$out/ebin" -eval "
+  erl -noinput -boot no_dot_erlang -kernel logger_level critical -pa "${WEIR_EBIN:-$root/_build/server/lib/weir/ebin}" "$out/ebin" -eval "
     {_, Reference} = spawn_monitor(fun() -> ok = $module:main(init:get_plain_arguments()) end),
     receive
       {'DOWN', Reference, process, _, normal} -> halt(0);
@@ -61,8 +64,9 @@ for part in "$@"; do
     http) in_vm bench_http "$length" "$root/bench" "$out/4.part" ;;
     queue) in_vm bench_queue "$length" "$out/5.part" ;;
     exact) in_vm bench_exact "$length" "$out/6.part" ;;
+    join) in_vm bench_join "$length" "$out/8.part" ;;
     stalls) ERL_FLAGS="${ERL_FLAGS:-} +S 2" in_vm bench_stalls "$length" "$out/7.part" ;;
-    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact, stalls)" ;;
+    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact, join, stalls)" ;;
   esac
 done
 cat "$out"/*.part >"$out/report.md"

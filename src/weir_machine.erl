@@ -52,11 +52,11 @@
                 {peer_timeout, 0, 2000000000}, {forget_after, 0, 3600000000000}, {keep_others, 0, 5000000000},
                 {future_bound, 0, 10000000000}, {coalesce_most, 0, 20000000}, {long_delay, 0, 20000000}]).
 -define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024}, {log_bytes, 0, 1 bsl 20},
-                 {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18}, {piece_keys, 0, 1 bsl 14}, {pieces, 1, 64}]).
+                 {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18}, {piece_keys, 0, 1 bsl 20}, {pieces, 1, 256}]).
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
-                malformed, refused, evicted_keys, forgotten_births, absences, dropped]).
+                malformed, refused, evicted_keys, forgotten_births, absences, copies_abandoned, dropped]).
 
 -define(NO_MACHINE, "the machine is not one of weir_machine:new/1").
 -define(WORD, 16#ffffffff).

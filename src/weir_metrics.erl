@@ -58,6 +58,9 @@ machine_metrics() ->
      {weir_rescans_total, counter, <<"Times that tables were compared with the replicator after such drops">>, rescans},
      {weir_rescanned_keys_total, counter, <<"Keys compared by these rescans">>, rescanned_keys},
      {weir_state_copies_total, counter, <<"Copies of another node's state that were taken">>, copies},
+     {weir_state_copies_abandoned_total, counter, <<"Copies of another node's state that no node gave, so that this node went on without">>,
+      copies_abandoned},
+     {weir_dropped_records_total, counter, <<"Own records that this node could not keep for nodes out of reach">>, dropped},
      {weir_lost_records_total, counter, <<"Own records that were gone when a copy needed them">>, lost_own_records}].
 
 overshoot_metrics() ->

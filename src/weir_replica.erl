@@ -27,12 +27,15 @@
 %% The machine is looked after at least this often, also when time was stopped or moved by a test.
 -define(MAX_SLEEP_MS, 500).
 -define(CALL_MS, 5000).
+%% Between two looks at what was lost, of which the log tells.
+-define(LOSSES_MS, 10000).
 
 -record(state, {machine :: weir_machine:machine(), self = weir_members:node_id(node()) :: weir_members:id(),
                 peers = #{} :: #{weir_members:id() => {node(), pid()}},
                 timer = none :: none | {soon | reference(), AtNs :: integer()},
                 ticket = 1 :: pos_integer(), asked = #{} :: #{Ticket :: pos_integer() => gen_server:from()},
-                handled = 0 :: non_neg_integer(), shed = none :: none | data | all}).
+                handled = 0 :: non_neg_integer(), shed = none :: none | data | all,
+                lost = #{} :: #{atom() => non_neg_integer()}}).
 
 -spec start_link() -> {ok, pid()} | {error, term()}.
 start_link() ->
@@ -113,6 +116,7 @@ init([]) ->
     _ = process_flag(message_queue_data, off_heap),
     %% Births wait in rings that a busy node fills in milliseconds: in the queue of the runnable, this process goes first.
     _ = process_flag(priority, high),
+    _ = erlang:send_after(?LOSSES_MS, self(), losses),
     #{incarnation := Incarnation, joining := Joining} = weir_members:start(),
     case {weir_machine:attached(), weir_members:machine()} of
         {{ok, Machine}, Incarnation} -> {ok, taken(Machine)};
@@ -199,6 +203,9 @@ handle({weir_reset, 1, Limiter, KeyHash, Time}, #state{machine = Machine} = Stat
     run(births, State);
 handle(weir_births, State) ->
     run(births, State);
+handle(losses, #state{machine = Machine, lost = Before} = State) ->
+    _ = erlang:send_after(?LOSSES_MS, self(), losses),
+    State#state{lost = tell_losses(Before, maps:with(maps:keys(losses()), weir_machine:stats(Machine)))};
 handle({timeout, Timer, wake}, #state{timer = {Timer, _}} = State) ->
     run(tick, State#state{timer = none});
 handle({soon, At}, #state{timer = {soon, At}} = State) ->
@@ -312,6 +319,22 @@ sleep(#state{machine = Machine, timer = Timer} = State) ->
 
 cancel(#state{timer = {Timer, _}}) when is_reference(Timer) -> erlang:cancel_timer(Timer);
 cancel(#state{}) -> ok.
+
+%% ---- losses ----
+
+%% What the operator should know of, by the machine's counter.
+losses() ->
+    #{copies_abandoned => <<"no other node gave a copy of its state: this one doesn't know what was admitted before it started. Are the others "
+                            "starting as well, or is their clock or this one's wrong?">>,
+      dropped => <<"a node was out of reach for so long that not all admissions could be kept for it: it admits more than it should once "
+                   "it is back. See piece_keys and log_bytes in doc/cluster.md">>,
+      lost_own_records => <<"admissions of this node went lost when it took another node's state: keys may be admitted more than they should">>}.
+
+%% A new machine counts from 0.
+tell_losses(Before, Now) ->
+    _ = [?LOG_WARNING(#{what => births_lost, why => Why, counter => Name, count => map_get(Name, Now) - maps:get(Name, Before, 0)})
+         || {Name, Why} <- maps:to_list(losses()), map_get(Name, Now) > maps:get(Name, Before, 0)],
+    Now.
 
 %% ---- floods ----
 

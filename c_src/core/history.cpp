@@ -9,6 +9,12 @@ namespace weir {
 namespace {
 
 constexpr std::int64_t kTenth = 100'000'000;
+// A piece of more bytes is continued by another; with one more entry it still fits into a frame.
+constexpr std::size_t kPieceBytes = 900'000;
+
+// What an entry of a chunk takes at most: two varints of 32 bits, the key, a count, the first interval, and two varints
+// for each other one.
+std::size_t encoded_bytes(const StoredSet& set) noexcept { return 5 + 5 + 8 + 1 + 8 + 9 + 18 * (set.intervals() - 1); }
 
 std::uint16_t tenths(Nanos time) noexcept { return static_cast<std::uint16_t>(time.v / kTenth); }
 
@@ -51,9 +57,9 @@ bool Journal::older(const Entry& entry, Nanos now, Nanos age) noexcept {
 
 std::size_t Piece::held() const noexcept {
   // A node of the map: three pointers, a colour, the pair.
-  std::size_t bytes = entries.size() * (4 * sizeof(void*) + sizeof(decltype(entries)::value_type));
-  for (const auto& [key, entry] : entries) bytes += entry.second.heap_bytes();
-  return bytes + sizeof(Piece);
+  std::size_t sum = entries.size() * (4 * sizeof(void*) + sizeof(decltype(entries)::value_type));
+  for (const auto& [subject, set] : entries) sum += set.heap_bytes();
+  return sum + sizeof(Piece);
 }
 
 void History::append(Nanos now, std::span<const std::byte> record, bool keep, const Policy& policy,
@@ -65,20 +71,98 @@ void History::append(Nanos now, std::span<const std::byte> record, bool keep, co
   if (open_) fold(policy, subject, births);
 }
 
-void History::fold(const Policy& policy, const Subject& subject, const IntervalSet& births) {
-  Piece& piece = pieces_.back();
-  piece.to = head_;
-  if (piece.lost) return;
-  auto& [about, set] = piece.entries[{subject.limiter.v, subject.key.v, subject.version}];
-  about = subject;
-  IntervalSet sum = set.load();
-  if (!sum.merge(policy, births)) piece.lost = true;
+// False if there is no room for one key more, or the births don't fit into time.
+bool History::put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births) {
+  const auto at = piece.entries.find(subject);
+  const bool fresh = at == piece.entries.end();
+  if (fresh && keys_ >= limits_.piece_keys) return false;
+  IntervalSet sum = fresh ? IntervalSet{} : at->second.load();
+  if (!sum.merge(policy, births)) return false;
+  StoredSet& set = fresh ? piece.entries[subject] : at->second;
+  keys_ += fresh ? 1 : 0;
+  piece.bytes -= fresh ? 0 : encoded_bytes(set);
   set.store(sum);
-  if (piece.entries.size() > limits_.piece_keys) piece.lost = true;
-  if (piece.lost) {
-    piece.entries.clear();
-    ++dropped_;
+  piece.bytes += encoded_bytes(set);
+  return true;
+}
+
+// The births of record head().
+void History::fold(const Policy& policy, const Subject& subject, const IntervalSet& births) {
+  Piece* piece = &pieces_.back();
+  if (piece->lost ? keys_ < limits_.piece_keys : piece->bytes > kPieceBytes) {
+    piece = &add_piece(head_ - 1);
+    piece->continues = true;
   }
+  if (piece->lost || !put(*piece, policy, subject, births)) {
+    ++dropped_;
+    if (!piece->lost && piece->to > piece->from) piece = &add_piece(head_ - 1);
+    piece->lost = true;
+  }
+  piece->to = head_;
+}
+
+Piece& History::add_piece(std::uint64_t from) {
+  Piece piece;
+  piece.from = from;
+  piece.to = from;
+  pieces_.push_back(std::move(piece));
+  for (; pieces_.size() > std::max<std::size_t>(1, limits_.pieces); ++dropped_) drop_first();
+  return pieces_.back();
+}
+
+void History::drop_first() {
+  keys_ -= pieces_.front().entries.size();
+  pieces_.pop_front();
+}
+
+void History::tidy(const std::function<const Policy*(const Subject&)>& policy_of, Nanos now) {
+  if (pieces_.empty()) return;
+  next_tidied_ = next_tidied_ + 1 < pieces_.size() ? next_tidied_ + 1 : 0;
+  Piece& piece = pieces_[next_tidied_];
+  for (auto at = piece.entries.begin(); at != piece.entries.end();) {
+    const Policy* const policy = policy_of(at->first);
+    if (policy == nullptr || at->second.tat(*policy) >= now - IntervalSet::horizon(*policy)) {
+      ++at;
+      continue;
+    }
+    piece.bytes -= encoded_bytes(at->second);
+    at = piece.entries.erase(at);
+    --keys_;
+  }
+  if (next_tidied_ == 0 || !piece.continues || (open_ && &piece == &pieces_.back())) return;
+  if (!unite(pieces_[next_tidied_ - 1], piece, policy_of)) return;
+  pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(next_tidied_));
+  --next_tidied_;
+}
+
+// Whether `next` went into the piece before it. (No peer stands between them: nobody was given the first.)
+bool History::unite(Piece& piece, Piece& next, const std::function<const Policy*(const Subject&)>& policy_of) {
+  if (piece.lost || next.lost || piece.supplied || piece.bytes + next.bytes > kPieceBytes) return false;
+  const auto in_both = [&](const auto& entry) { return piece.entries.contains(entry.first); };
+  const auto unfit = [&](const auto& entry) {
+    if (!in_both(entry)) return false;
+    const Policy* const policy = policy_of(entry.first);
+    if (policy == nullptr) return true;
+    IntervalSet sum = piece.entries.find(entry.first)->second.load();
+    return !sum.merge(*policy, entry.second.load());
+  };
+  if (std::any_of(next.entries.begin(), next.entries.end(), unfit)) return false;
+  keys_ -= next.entries.size();
+  for (auto& [subject, set] : next.entries) {
+    if (StoredSet& sum = piece.entries[subject]; sum.empty()) {
+      sum = std::move(set);
+      piece.bytes += encoded_bytes(sum);
+      ++keys_;
+    } else {
+      piece.bytes -= encoded_bytes(sum);
+      IntervalSet all = sum.load();
+      [[maybe_unused]] const bool merged = all.merge(*policy_of(subject), set.load());
+      sum.store(all);
+      piece.bytes += encoded_bytes(sum);
+    }
+  }
+  piece.to = next.to;
+  return true;
 }
 
 void History::pin(std::uint64_t acked) {
@@ -95,12 +179,11 @@ void History::pin(std::uint64_t acked) {
 
 void History::begin_piece() {
   open_ = true;
-  if (!pieces_.empty() && pieces_.back().from == head_) return;  // nothing was emitted since: it can serve both
-  Piece piece;
-  piece.from = head_;
-  piece.to = head_;
-  pieces_.push_back(std::move(piece));
-  for (; pieces_.size() > limits_.pieces; ++dropped_) pieces_.pop_front();
+  if (!pieces_.empty() && pieces_.back().from == head_) {
+    pieces_.back().continues = false;  // nothing was emitted since: it can serve both
+    return;
+  }
+  add_piece(head_);
 }
 
 void History::forget(std::uint64_t all, std::uint64_t away) {
@@ -109,7 +192,7 @@ void History::forget(std::uint64_t all, std::uint64_t away) {
     pinned_bytes_ -= pinned_.begin()->second.size();
     pinned_.erase(pinned_.begin());
   }
-  while (!pieces_.empty() && pieces_.front().to <= away && !(open_ && pieces_.size() == 1)) pieces_.pop_front();
+  while (!pieces_.empty() && pieces_.front().to <= away && !(open_ && pieces_.size() == 1)) drop_first();
 }
 
 const Piece* History::piece_from(std::uint64_t upto) const noexcept {

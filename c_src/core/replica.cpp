@@ -51,6 +51,7 @@ Replica::Replica(const ReplicaConfig& config)
   relays_ = peers_.size() + 1 < members_.size();
   digest_peer_ = static_cast<std::size_t>(config.seed);
   measure();
+  if (peers_.empty()) history_.begin_piece();  // those that come later will want to know
   // Timers of nodes that start together are spread over the interval.
   const auto spread = static_cast<std::int64_t>(config.seed % 1000);
   heartbeat_at_ = config.start + Nanos{config.heartbeat_interval.v / 1000 * spread};
@@ -575,6 +576,11 @@ void Replica::sweep(Nanos now) {
     });
   }
   trim_others(now);
+  const auto policy_of = [&](const Subject& subject) {
+    const Limiter* const its = limiter(subject.limiter);
+    return its != nullptr && its->terms.version == subject.version ? &its->terms.policy : nullptr;
+  };
+  history_.tidy(policy_of, now);
 }
 
 // Others' records that all have, or that are too old or too many.

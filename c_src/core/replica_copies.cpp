@@ -414,9 +414,10 @@ void Replica::add_own_births(const Floor& floor, std::uint8_t segment, Nanos now
         merge(item.subject, own.set(item.set), now, state, counted);
       },
       [&](const Piece& piece) {
-        for (const auto& [key, entry] : piece.entries) {
-          if (Keys::segment_of(entry.first.key) != segment) continue;
-          merge(entry.first, entry.second.load().intervals(), now, state, counted);
+        const KeyHash first{std::uint64_t{segment} << 58};
+        for (auto at = piece.entries.lower_bound({{0}, 0, first}); at != piece.entries.end(); ++at) {
+          if (Keys::segment_of(at->first.key) != segment) return;
+          merge(at->first, at->second.load().intervals(), now, state, counted);
         }
       });
 }

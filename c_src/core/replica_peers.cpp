@@ -240,6 +240,10 @@ void Replica::add_member(NodeId node, Nanos now) {
   Peer peer;
   peer.node = node;
   peer.heard = now;
+  // It may copy what there was from others; else it is supplied.
+  peer.behind = history_.head() != 0;
+  peer.caught = history_.head();
+  if (peers_.empty()) history_.end_piece();
   peers_.insert(std::lower_bound(peers_.begin(), peers_.end(), node,
                                  [](const Peer& has, NodeId wanted) { return has.node < wanted; }),
                 peer);
@@ -273,7 +277,8 @@ std::uint64_t Replica::stable() const noexcept {
 
 // What everyone has, nobody asks for again.
 void Replica::forget_history() {
-  if (copy_) return;  // it may be true for less than its donor has acknowledged since
+  if (copy_) return;           // it may be true for less than its donor has acknowledged since
+  if (peers_.empty()) return;  // nobody has anything
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {

@@ -18,6 +18,8 @@ constexpr std::int64_t kAskAgain = 50'000'000;
 constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
 constexpr std::uint32_t kAskMost = 16;
+// Bytes of chunks that one question is answered with, at most one chunk more: the rest is asked for when these came.
+constexpr std::size_t kSupplyMost = 2'000'000;
 
 }  // namespace
 
@@ -122,6 +124,7 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
   });
   auto next = records.begin();
   std::uint64_t at = 0;
+  std::size_t supplied = 0;
   for (const Range& range : ranges) {
     const std::uint64_t to = std::min(range.last, history_.head());
     for (at = std::max(at, range.first - 1); at < to; ++stats_.repaired) {
@@ -132,12 +135,15 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
       if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
         FrameWriter chunk(self_.incarnation);
         chunk.chunk(piece->from, piece->to, piece->entries.size());
-        for (const auto& [key, entry] : piece->entries) chunk.entry(entry.first, entry.second.load().intervals());
+        for (const auto& [subject, set] : piece->entries) chunk.entry(subject, set.load().intervals());
         if (chunk.size() <= kFrameMax) {
           // What leads up to the chunk goes first: else it would be refused.
           send_to(peer.node, frame, Traffic::repair, effects);
+          supplied += chunk.size();
           send_to(peer.node, chunk, Traffic::repair, effects);
+          piece->supplied = true;
           at = piece->to;
+          if (supplied > kSupplyMost) return;
           continue;
         }
       }
@@ -334,6 +340,12 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   }
   origin.advance(item.to);
   note(origin, item.to, peer.node, now, {0});
+  if (!origin.complete()) {
+    // The next one may be on its way.
+    origin.attempts = 0;
+    origin.repair_at = now + Nanos{std::max(2 * kAskAgain, 4 * delay_.v)};
+    repair_at_ = std::min(repair_at_, origin.repair_at);
+  }
   ++stats_.chunks_applied;
   news(now);
 }

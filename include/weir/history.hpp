@@ -6,16 +6,19 @@
 //
 //             log      the last ones, one by one, until all live peers have them            <= kLogMax bytes
 //             pinned   those in the log when a peer went away, of which it may lack some    <= kPinnedMax bytes
-//             pieces   births emitted while any peer was away, folded by key; a new piece   <= kPieceKeysMax keys each,
-//                      begins when another peer goes, or one comes back                        kPiecesMax pieces
+//             pieces   births emitted while any peer was away, folded by key; a new piece   <= piece_keys keys in all,
+//                      begins when another peer goes, or one comes back, or the last one       pieces
+//                      is as long as a frame may be
 //
 //     seq  ....|...pinned...|...........piece 1...........|......piece 2......|  head
 //              acked by A    A goes away                   B goes away
 //
-//   A piece is one *chunk*: applied whole, and only by a receiver whose vector stands exactly at its start. What grows
-//   past a limit is dropped; who needs it learns that it is gone, and takes a copy of the state.
+//   A piece is one *chunk*: applied whole, and only by a receiver whose vector stands exactly at its start. Past
+//   piece_keys, births of further keys are lost: a *lost* piece says that its records are gone. A peer that needs them
+//   takes a copy of the state. What was folded before and after it remains.
 //
-// Thread safety: none. Complexity: appending constant; look-ups linear in the journal (repair only).
+// Thread safety: none. Complexity: appending logarithmic in the piece's keys; look-ups linear in the journal (repair
+// only). Memory: some 80 bytes per key in a piece.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +42,8 @@ struct HistoryLimits {
   std::size_t log_bytes = std::size_t{1} << 20;
   std::size_t others_bytes = std::size_t{1} << 20;
   std::size_t pinned_bytes = std::size_t{1} << 18;
-  std::size_t piece_keys = std::size_t{1} << 14;
-  std::size_t pieces = 64;
+  std::size_t piece_keys = std::size_t{1} << 20;
+  std::size_t pieces = 256;
 };
 
 class Journal {
@@ -77,14 +80,23 @@ class Journal {
   std::size_t head_ = 0;
 };
 
+// Segment by segment, as copies go.
+struct BySubject {
+  bool operator()(const Subject& x, const Subject& y) const noexcept {
+    return std::tuple(x.key, x.limiter, x.version) < std::tuple(y.key, y.limiter, y.version);
+  }
+};
+
 // Own births of records (from, to], folded by key: under each version of its limiter for itself, as the births of one
 // mean nothing under another.
 struct Piece {
-  using Key = std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>;  // limiter, key, version
   std::uint64_t from = 0;
   std::uint64_t to = 0;
-  bool lost = false;  // it grew past its limit
-  std::map<Key, std::pair<Subject, StoredSet>> entries;
+  bool lost = false;              // its births are not here
+  bool continues = false;         // the piece before it was full
+  mutable bool supplied = false;  // a peer may stand at its end
+  std::size_t bytes = 0;          // as a chunk, at most
+  std::map<Subject, StoredSet, BySubject> entries;
 
   std::size_t held() const noexcept;
 };
@@ -104,6 +116,9 @@ class History {
   void pin(std::uint64_t acked);
   void begin_piece();
   void end_piece() noexcept { open_ = false; }
+  // Looks at one piece: births that are over go, and it is united with the one before it if both fit into one frame.
+  // `policy_of` a subject is null if nothing is known of that limiter, or of that version of it.
+  void tidy(const std::function<const Policy*(const Subject&)>& policy_of, Nanos now);
   // All live peers have what is up to `all`; those that are away or catching up have what is up to `away` (no one away:
   // UINT64_MAX).
   void forget(std::uint64_t all, std::uint64_t away);
@@ -121,11 +136,17 @@ class History {
 
  private:
   void fold(const Policy& policy, const Subject& subject, const IntervalSet& births);
+  bool put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births);
+  bool unite(Piece& piece, Piece& next, const std::function<const Policy*(const Subject&)>& policy_of);
+  Piece& add_piece(std::uint64_t from);
+  void drop_first();
 
   OriginId self_;
   HistoryLimits limits_;
   std::uint64_t head_ = 0;
   std::uint64_t dropped_ = 0;  // records and pieces that went because of a limit
+  std::size_t keys_ = 0;       // in the pieces
+  std::size_t next_tidied_ = 0;
   Journal log_;
   std::map<std::uint64_t, Bytes> pinned_;
   std::size_t pinned_bytes_ = 0;

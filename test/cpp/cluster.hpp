@@ -89,6 +89,7 @@ class Cluster {
   std::map<std::uint64_t, Births> admitted;  // by key, at the true time
 
   void deliver(std::uint32_t to, NodeId from, const Bytes& frame) { step(to, Arrival{from, frame}); }
+  void registers(std::uint32_t node, std::uint32_t other) { step(node, Registered{{other}}); }
 
   // Lets time pass until `until`.
   void run(Nanos until) {

@@ -57,12 +57,12 @@ class Logged {
       sums[{subject.key.v, subject.version}].add(birth);
     }
     REQUIRE(piece.entries.size() == sums.size());
-    for (const auto& [key, entry] : piece.entries) {
-      const Births& sum = sums.at({entry.first.key.v, entry.first.version});
-      REQUIRE(entry.second.load().tat(kPolicy).v == sum.tat(kPolicy));
+    for (const auto& [subject, set] : piece.entries) {
+      const Births& sum = sums.at({subject.key.v, subject.version});
+      REQUIRE(set.load().tat(kPolicy).v == sum.tat(kPolicy));
       Tokens weight;
       for (const Interval& period : sum.busy(kPolicy)) weight = weight + period.count;
-      REQUIRE(entry.second.weight() == weight);
+      REQUIRE(set.weight() == weight);
     }
   }
 };
@@ -202,8 +202,61 @@ TEST_CASE("births of several versions of a limiter are not mixed in a piece", "[
   const Piece* const piece = log.history.piece_from(0);
   REQUIRE(piece != nullptr);
   std::map<std::uint32_t, std::int64_t> weights;
-  for (const auto& [key, entry] : piece->entries) weights[entry.first.version] += entry.second.weight().v;
+  for (const auto& [subject, set] : piece->entries) weights[subject.version] += set.weight().v;
   CHECK(weights == std::map<std::uint32_t, std::int64_t>{{1, 900'000'001}, {2, 1}});
+}
+
+// More keys than a frame holds, each emitted many times while a peer is away, some of them past the horizon.
+TEST_CASE("an absence of many keys is kept in pieces that fit into frames", "[history]") {
+  Logged log;
+  log.history.begin_piece();
+  constexpr std::uint64_t kKeys = 60'000;
+  for (std::uint64_t i = 0; i < 2 * kKeys; ++i) log.emit(kBase, 1 + i * 0x9e3779b97f4a7c15u % kKeys, 1, false);
+  CHECK(log.history.pieces().size() > 2);
+  CHECK(log.history.dropped() == 0);
+  std::uint64_t at = 0;
+  for (const Piece& piece : log.history.pieces()) {
+    REQUIRE(piece.from == at);
+    at = piece.to;
+    log.check(piece);
+    FrameWriter chunk(1);
+    chunk.chunk(piece.from, piece.to, piece.entries.size());
+    for (const auto& [subject, set] : piece.entries) chunk.entry(subject, set.load().intervals());
+    CHECK(chunk.size() <= piece.bytes + 40);
+    CHECK(chunk.size() <= kFrameMax);
+  }
+  CHECK(at == 2 * kKeys);
+  const std::size_t before = log.history.pieces().size();
+  const std::size_t held = log.history.held();
+  const auto policy_of = [](const Subject&) { return &kPolicy; };
+  const auto tidy = [&](Nanos now) {
+    for (std::size_t i = 0; i < 3 * before; ++i) log.history.tidy(policy_of, now);
+  };
+  SECTION("nothing is over yet") {
+    tidy(kBase);
+    CHECK(log.history.pieces().size() <= before);
+    at = 0;
+    for (const Piece& piece : log.history.pieces()) {
+      REQUIRE(piece.from == at);
+      at = piece.to;
+      log.check(piece);
+    }
+  }
+  SECTION("all is over: one piece is left, which says so much") {
+    tidy(kBase + Nanos{3'600'000'000'000});
+    CHECK(log.history.held() < held / 100 + 8'000'000);
+    std::size_t keys = 0;
+    for (const Piece& piece : log.history.pieces()) keys += piece.entries.size();
+    CHECK(keys == 0);
+    CHECK(log.history.pieces().size() <= 2);
+    CHECK(log.history.pieces().front().from == 0);
+    CHECK(log.history.pieces().back().to == 2 * kKeys);
+  }
+  SECTION("a peer may stand between two that it was given") {
+    for (const Piece& piece : log.history.pieces()) piece.supplied = true;
+    tidy(kBase + Nanos{3'600'000'000'000});
+    CHECK(log.history.pieces().size() == before);
+  }
 }
 
 TEST_CASE("past its limits a history drops the oldest and counts it", "[history]") {
@@ -235,21 +288,26 @@ TEST_CASE("past its limits a history drops the oldest and counts it", "[history]
     log.history.pin(0);
     CHECK(log.history.held() < 200);
   }
-  SECTION("keys of a piece") {
+  SECTION("keys in pieces") {
     HistoryLimits limits;
     limits.piece_keys = 5;
     Logged log(limits);
     log.history.begin_piece();
     for (std::uint64_t key = 1; key <= 6; ++key) log.emit(kBase, key);
-    CHECK(log.history.piece_from(0) == nullptr);
+    // What came before stays.
+    REQUIRE(log.history.piece_from(0) != nullptr);
+    CHECK(log.history.piece_from(0)->to == 5);
+    log.check(*log.history.piece_from(0));
     CHECK(log.history.dropped() == 1);
-    // What is lost is not begun again half-way; the next piece is whole.
+    // So does what comes once there is room again.
     log.emit(kBase, 1);
-    CHECK(log.history.piece_from(0) == nullptr);
-    log.history.begin_piece();
+    CHECK(log.history.dropped() == 2);
+    CHECK(log.history.piece_from(5) == nullptr);
+    log.history.forget(7, 5);
     log.emit(kBase, 1);
     REQUIRE(log.history.piece_from(7) != nullptr);
     log.check(*log.history.piece_from(7));
+    CHECK(log.history.dropped() == 2);
   }
   SECTION("pieces") {
     HistoryLimits limits;

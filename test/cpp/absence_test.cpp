@@ -1,0 +1,118 @@
+// What nodes keep for those that are out of reach, or not there yet.
+#include <vector>
+
+#include "births.hpp"
+#include "catch.hpp"
+#include "cluster.hpp"
+#include "weir/replica.hpp"
+
+namespace weir::test {
+namespace {
+
+constexpr Nanos kDay{86'400'000'000'000};
+
+KeyHash nth(std::uint64_t i) { return {(i + 1) * 0x9e3779b97f4a7c15u}; }
+
+// How many of the keys have less than `weight` tokens published, over all nodes.
+std::uint64_t lacking(Cluster& cluster, std::uint64_t keys, Tokens weight) {
+  std::uint64_t count = 0;
+  for (std::uint32_t node = 0; node < cluster.size(); ++node) {
+    for (std::uint64_t i = 0; i < keys; ++i) {
+      const Tokens known = cluster.at(node).published(kLimiter, nth(i)).weight();
+      REQUIRE(known <= weight);  // no birth counts twice
+      count += known < weight ? 1 : 0;
+    }
+  }
+  return count;
+}
+
+std::uint64_t dropped(Cluster& cluster) {
+  std::uint64_t sum = 0;
+  for (std::uint32_t node = 0; node < cluster.size(); ++node) sum += cluster.at(node).dropped();
+  return sum;
+}
+
+// Two halves of four nodes admit 2 * 70 tokens of each key on each side of a cut, each of them more than its share.
+void admit_on_both_sides(Cluster& cluster, std::uint64_t keys) {
+  cluster.run_for(ms(3'000));
+  cluster.partition({0, 1});
+  cluster.run_for(ms(3'000));
+  for (std::uint32_t turn = 0; turn < 2; ++turn) {
+    for (std::uint64_t i = 0; i < keys; ++i) {
+      if (i % 1000 == 0) cluster.run_for(ms(50));
+      REQUIRE(cluster.admits(turn, nth(i), {70}));
+      REQUIRE(cluster.admits(2 + turn, nth(i), {70}));
+    }
+  }
+  cluster.run_for(ms(500));
+  cluster.heal();
+  cluster.run_for(ms(60'000));
+}
+
+}  // namespace
+
+// S4 of the independent reading: past 16384 keys half of all births were lost.
+TEST_CASE("both sides of a long partition with many keys know all births afterwards", "[replica][absence]") {
+  constexpr std::uint64_t kKeys = 40'000;
+  Cluster cluster(4, {Policy{{200}, {kDay.v / 200}}});
+  admit_on_both_sides(cluster, kKeys);
+  CHECK(lacking(cluster, kKeys, {280}) == 0);
+  CHECK(dropped(cluster) == 0);
+  for (std::uint32_t node = 0; node < 4; ++node) {
+    CHECK(cluster.at(node).stats().lost_own_records == 0);
+    CHECK(cluster.at(node).stats().chunks_applied > 2);
+  }
+}
+
+TEST_CASE("past the limit of keys the births of those beyond it are lost, and counted, and no others",
+          "[replica][absence]") {
+  constexpr std::uint64_t kKeys = 4'000;
+  constexpr std::uint64_t kKept = 3'000;
+  Cluster cluster(4, {Policy{{200}, {kDay.v / 200}}});
+  for (std::uint32_t node = 0; node < 4; ++node) cluster.crash(node);
+  cluster.configure = [](ReplicaConfig& config) {
+    config.history.piece_keys = kKept;
+    config.history.log_bytes = 4096;
+    config.joining = false;
+  };
+  for (std::uint32_t node = 0; node < 4; ++node) cluster.start(node);
+  admit_on_both_sides(cluster, kKeys);
+  CHECK(dropped(cluster) > 0);
+  // On each side of the cut two of four nodes were told by each other; what was kept reaches the other side too.
+  CHECK(lacking(cluster, kKept, {280}) == 0);
+  CHECK(lacking(cluster, kKeys, {280}) > 0);
+}
+
+// S5: nodes that started alone and met later knew one node's births only.
+TEST_CASE("nodes that admitted before they met know all births afterwards", "[replica][absence]") {
+  constexpr std::uint32_t kNodes = 5;
+  Cluster cluster(kNodes, {Policy{{100}, {kDay.v / 100}}});
+  for (std::uint32_t node = 0; node < kNodes; ++node) cluster.crash(node);
+  cluster.configure = [](ReplicaConfig& config) {
+    config.members = {config.self};
+    config.neighbours.clear();
+    config.joining = false;
+  };
+  for (std::uint32_t node = 0; node < kNodes; ++node) cluster.start(node);
+  for (std::uint64_t i = 0; i < 100; ++i) {
+    for (std::uint32_t node = 0; node < kNodes; ++node) REQUIRE(cluster.admits(node, nth(i), {60}));
+    cluster.run_for(ms(30));
+  }
+  for (std::uint32_t node = 0; node < kNodes; ++node) {
+    for (std::uint32_t other = 0; other < kNodes; ++other) {
+      if (other != node) cluster.registers(node, other);
+    }
+  }
+  cluster.run_for(ms(90'000));
+  for (std::uint32_t node = 0; node < kNodes; ++node) {
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      Tokens here = cluster.at(node).published(kLimiter, nth(i)).weight();
+      CHECK(here <= Tokens{300});
+      here = here + cluster.at(node).unsent(kLimiter, nth(i)).weight();
+      CHECK(here == Tokens{300});
+    }
+    CHECK(cluster.at(node).stats().lost_own_records == 0);
+  }
+}
+
+}  // namespace weir::test
