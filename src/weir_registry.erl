@@ -4,49 +4,57 @@
 %% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's: this process may
 %% crash without a decision being missed, and finds both when it comes back.
 %%
-%% Each limiter has a version: a counter, raised by each change, and a hash of the specification. So the last change wins, of
-%% two at the same time one on all nodes, and the same change made on several nodes is one. What was deleted leaves a tombstone
-%% with a version for a day. A change goes to all connected members at once; what one misses it gets from a digest of the versions
-%% that each node sends to one other every two seconds, and at each hello.
+%% Each limiter has a version and a source, by which all nodes find the same one that counts (weir_source). What was deleted
+%% leaves a tombstone with a version for a day. A change goes to all connected members at once; what one misses it gets from
+%% digests that each node sends to one other every two seconds, and at each hello.
 %%
-%% Limiters of the configuration have the counter 0, and those of the other nodes go before them: a node that comes back doesn't
-%% undo what was changed meanwhile.
+%% This node's configuration is an entry like those of others: a deploy of another one takes effect on all nodes, and doesn't
+%% undo what was changed by a call. It is kept beside the entries, as it may turn out to count only when others have told
+%% what they know.
 -module(weir_registry).
 
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, make_table/0, put/2, configure/2, delete/1, specs/0, spec/1, compile/1, pairs/1]).
+-export([start_link/0, make_table/0, put/2, configure/2, delete/1, specs/0, spec/1, sources/0, source/1, compile/1, pairs/1]).
+-export([config_version/0]).
 -export([entries/0, entry/1, replicated/1, joined/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([entry/0]).
+-export_type([entry/0, told/0]).
 
-%% A limiter as nodes tell each other of it; of a deleted one, when that was (Unix time).
--type entry() :: {Name :: binary(), weir_limiter:spec() | {deleted, AtMs :: non_neg_integer()}, version()}.
--type version() :: pos_integer().
+%% A limiter; of a deleted one, when that was (Unix time).
+-type entry() :: {Name :: binary(), weir_source:what(), weir_source:version()}.
+%% As nodes tell each other of it. Releases that know no sources skip the second kind.
+-type told() :: entry() | {source, Name :: binary(), weir_source:version(), weir_source:source()}.
 
 %% A change walks the limiter's table: about 20 ns a key.
 -define(TIMEOUT, 60000).
 -define(PROTOCOL, 1).
-%% The counter's unit in a version, which has 32 bits: a million changes of one name.
--define(CHANGE, 4096).
 -define(MAX_VERSION, 16#ffffffff).
+-define(MILLION, <<"this limiter was changed a million times, which is the most: give it another name">>).
 -define(GOSSIP_MS, 2000).
 -define(KEEP_DELETED_MS, 86400000).
 -define(MAX_DELETED, 16384).
+%% What JSON takes.
+-define(MAX_CONFIG_VERSION, (1 bsl 53)).
 %% Entries a message.
 -define(PART, 256).
 
 %% Who is being told everything, by the monitor of the process that does it; entries that could not be made here.
--record(state, {telling = #{} :: #{reference() => node()}, unfit = #{} :: #{binary() => version()}}).
+-record(state, {telling = #{} :: #{reference() => node()}, unfit = #{} :: #{binary() => weir_source:version()}}).
 
 -spec start_link() -> {ok, pid()} | {error, term()}.
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
-%% The table of specifications; belongs to the caller.
+%% The table of specifications; belongs to the caller. Its rows:
+%%
+%%   {Name, What, Version, Source}                         what counts
+%%   {{configured, Name}, Spec, Source}                    what this node's configuration says
+%%   {{advised, Name}}                                     the log has said that another scope is better
+%%   {started, Ms, ConfigVersion}                          this node's time of start, and the number of its configuration
 -spec make_table() -> ok.
 make_table() ->
     ?MODULE = ets:new(?MODULE, [named_table, public, {read_concurrency, true}]),
@@ -56,7 +64,8 @@ make_table() ->
 put(Name, Spec) ->
     named(put, Name, Spec).
 
-%% As it stands in a configuration: in a cluster that has such a limiter, or deleted it, the cluster's word counts.
+%% As it stands in a configuration: in a cluster a change or deletion by a call counts more, and so does the configuration
+%% of a node that started later. A node without others does as it is told.
 -spec configure(weir_limiter:name(), weir_limiter:spec()) -> ok | {error, Message :: binary()}.
 configure(Name, Spec) ->
     named(configure, Name, Spec).
@@ -77,7 +86,18 @@ delete(Name) ->
 
 -spec specs() -> #{binary() => weir_limiter:spec()}.
 specs() ->
-    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _} <- entries()]).
+    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _, _} <- rows()]).
+
+-spec sources() -> #{binary() => weir_source:shown()}.
+sources() ->
+    maps:from_list([{Name, weir_source:map(Source)} || {Name, #{}, _, Source} <- rows()]).
+
+-spec source(binary()) -> {ok, weir_source:shown()} | error.
+source(Name) ->
+    case row(Name) of
+        {_, #{}, _, Source} -> {ok, weir_source:map(Source)};
+        _ -> error
+    end.
 
 -spec spec(binary()) -> {ok, weir_limiter:spec()} | error.
 spec(Name) ->
@@ -129,31 +149,58 @@ pairs(Limiters) when length(Limiters) >= 0 ->  % a proper list
 pairs(_) ->
     {error, {bad_config, limiters, <<"limiters is a map or a list of {Name, Spec}">>}}.
 
+%% The number of this node's configuration; 0 if it has none.
+-spec config_version() -> {ok, non_neg_integer()} | {error, Message :: binary()}.
+config_version() ->
+    case application:get_env(weir, config_version) of
+        undefined -> {ok, 0};
+        {ok, N} when is_integer(N), N >= 1, N =< ?MAX_CONFIG_VERSION -> {ok, N};
+        {ok, Other} ->
+            Message = io_lib:format("config_version is an integer from 1 to 2^53, got ~0tP", [Other, 12]),
+            {error, unicode:characters_to_binary(Message)}
+    end.
+
 %% ---- for the other nodes, and this one's machine ----
 
--spec entries() -> [entry()].
+-spec entries() -> [told()].
 entries() ->
-    try ets:tab2list(?MODULE)
-    catch error:badarg -> []
-    end.
+    told(rows()).
+
+%% Those of known sources twice.
+told(Rows) ->
+    [{Name, What, Version} || {Name, What, Version, _} <- Rows]
+        ++ [{source, Name, Version, Source} || {Name, _, Version, Source} <- Rows, Source =/= unknown].
 
 -spec entry(binary()) -> entry() | none.
 entry(Name) ->
+    case row(Name) of
+        {_, What, Version, _} -> {Name, What, Version};
+        none -> none
+    end.
+
+rows() ->
+    try ets:match_object(?MODULE, {'_', '_', '_', '_'})
+    catch error:badarg -> []
+    end.
+
+row(Name) ->
     try ets:lookup(?MODULE, Name) of
-        [Entry] -> Entry;
+        [Row] -> Row;
         [] -> none
     catch error:badarg -> none
     end.
 
 %% What the machine is to know of it. Others may still send births of one that was deleted, and send them again until they are
 %% taken: as long as there is a tombstone, the machine has a limiter in whose place everything is over at once.
--spec replicated(entry()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
+-spec replicated(told()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
 replicated({Name, #{scope := Scope} = Spec, Version}) when Scope =/= local ->
     {ok, Compiled} = weir_limiter:parse(Spec),
     {weir_limiter:number(Name), weir_limiter:terms(Compiled, Version)};
 replicated({Name, {deleted, _}, Version}) ->
     {weir_limiter:number(Name), #{capacity => 1, interval_ns => 1000, version => Version}};
 replicated({_, #{scope := local}, _}) ->
+    none;
+replicated({source, _, _, _}) ->
     none.
 
 %% A node belongs to the cluster, or is reached again.
@@ -163,61 +210,88 @@ joined(Node) ->
 
 %% ---- callbacks ----
 
-%% Limiters of the configuration are made here, unless the other nodes told of them; after a crash those that are there stay
-%% as they are.
+%% Limiters of the configuration are made here, once the other nodes have told of theirs; after a crash those that are there
+%% stay as they are.
 -spec init([]) -> {ok, #state{}} | {stop, term()}.
 init([]) ->
     ok = settle(),
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
     State = merge(weir_members:take_limiters(), #state{}),
+    {ok, ConfigVersion} = config_version(),
+    _ = ets:insert_new(?MODULE, {started, max(erlang:system_time(millisecond), 1 + last_start()), ConfigVersion}),
     case pairs(application:get_env(weir, limiters, #{})) of
         {ok, Limiters} -> make(Limiters, State);
         {error, Reason} -> {stop, Reason}
     end.
+
+%% The latest start that is known of. What starts after it is later, whatever the clocks say.
+last_start() ->
+    lists:max([0 | [weir_source:started(Source) || {_, _, _, Source} <- rows()]]).
 
 %% A crash may have come between a change in the NIF and its entry in the table: what the table says was promised, the rest
 %% undone.
 settle() ->
     _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), spec(Name) =:= error,
                                   {ok, Name} =:= weir_limiter:name(Name)],
-    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _} <- entries(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
+    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _, _} <- rows(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
     ok.
 
-make([], State) ->
-    {ok, State};
-make([{Name, Spec} | Limiters], State) ->
-    case make_one(Name, Spec) of
-        ok -> make(Limiters, State);
-        {error, Message} -> {stop, {bad_limiter, Name, Message}}
+make(Limiters, State) ->
+    Source = configured(started()),
+    case make_all(Limiters, Source, []) of
+        {ok, Made} ->
+            ok = tell(Made),
+            {ok, State};
+        {stop, _} = Stop ->
+            Stop
     end.
 
-make_one(Name, Spec) ->
+make_all([], _Source, Made) ->
+    {ok, Made};
+make_all([{Name, Spec} | Limiters], Source, Made) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
         {{ok, Binary}, {ok, Compiled}} ->
-            case entry(Binary) of
-                none -> put_named(Name, Binary, Compiled, version(0, Compiled));
-                Entry -> differs(Entry, Compiled)
+            case make_one(Name, Binary, Compiled, Source) of
+                ok -> make_all(Limiters, Source, [Binary | Made]);
+                {error, Message} -> {stop, {bad_limiter, Name, Message}}
             end;
-        {{error, _} = Error, _} -> Error;
-        {_, {error, _} = Error} -> Error
+        {{error, Message}, _} -> {stop, {bad_limiter, Name, Message}};
+        {_, {error, Message}} -> {stop, {bad_limiter, Name, Message}}
     end.
+
+%% (What was offered before a crash of this process isn't offered again.)
+make_one(Name, Binary, Compiled, Source) ->
+    case own(Binary) of
+        none -> offer(Name, Binary, Compiled, Source);
+        {_, Before} -> not_as_configured(row(Binary), Compiled, Before)
+    end.
+
+configured(StartedMs) ->
+    weir_source:configured(ets:lookup_element(?MODULE, started, 3), StartedMs, node()).
+
+started() ->
+    ets:lookup_element(?MODULE, started, 2).
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({put, Name, Binary, Compiled}, _From, State) ->
-    {reply, changed(Name, Binary, Compiled), State};
-handle_call({configure, Name, Binary, Compiled}, _From, State) ->
-    Reply = case entry(Binary) of
-                none -> told(Binary, put_named(Name, Binary, Compiled, version(0, Compiled)));
-                Entry ->
-                    case weir_members:others() of
-                        [] -> changed(Name, Binary, Compiled);
-                        _ -> differs(Entry, Compiled)
-                    end
+    Reply = changed(Name, Binary, Compiled, weir_source:put(node(), erlang:system_time(millisecond))),
+    _ = Reply =:= ok andalso advise(Binary, Compiled),
+    ok = tell([Binary]),
+    {reply, Reply, State};
+handle_call({configure, Name, Binary, #{spec := Spec} = Compiled}, _From, State) ->
+    Source = case own(Binary) of
+                 {Spec, Before} -> Before;
+                 _ -> configured(later(Binary))
+             end,
+    Reply = case weir_members:others() of
+                [] -> kept(changed(Name, Binary, Compiled, Source), Binary, Spec, Source);
+                _ -> offer(Name, Binary, Compiled, Source)
             end,
+    ok = tell([Binary]),
     {reply, Reply, State};
 handle_call({delete, Name}, _From, State) ->
-    case entry(Name) of
-        {_, #{}, Version} -> {reply, told(Name, delete(Name, Version)), State};
+    case row(Name) of
+        {_, #{}, _, _} = Row -> {reply, deleted(Row), State};
         _ -> {reply, unknown_limiter, State}
     end;
 handle_call({compile, Name, Compiled}, _From, State) ->
@@ -227,7 +301,7 @@ handle_call(_, _From, State) ->
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({joined, Node}, State) ->
-    ok = say(Node, {digest, digest()}),
+    ok = say_digests(Node),
     {noreply, State};
 handle_cast(_, State) ->
     {noreply, State}.
@@ -250,45 +324,147 @@ handle_info(_, State) ->
 
 %% ---- changes ----
 
-%% The same again is no change, on however many nodes it is said.
-changed(Name, Binary, #{spec := Spec} = Compiled) ->
-    case entry(Binary) of
-        {_, Spec, _} ->
-            _ = is_atom(Name) andalso weir_nif:alias(Name, Binary),
-            ok;
-        {_, _, Version} when Version > ?MAX_VERSION - ?CHANGE ->
-            {error, <<"this limiter was changed a million times, which is the most: give it another name">>};
-        {_, _, Version} ->
-            told(Binary, put_named(Name, Binary, Compiled, version(Version div ?CHANGE + 1, Compiled)));
+%% By a call, or by the configuration of a node that has no others. The same again is no change, on however many nodes it is
+%% said; but said by a call it no longer gives way to a configuration.
+changed(Name, Binary, #{spec := Spec} = Compiled, Source) ->
+    Row = row(Binary),
+    case Row of
+        {_, Spec, Version, Had} ->
+            New = case {Had, Source} of
+                      {{put, _, _}, _} -> Row;
+                      {_, {put, _, _}} -> {Binary, Spec, Version, Source};
+                      _ -> Row
+                  end,
+            become(Name, Row, New, Compiled);
+        {_, _, Version, _} ->
+            case weir_source:next(Version, Spec) of
+                none -> {error, ?MILLION};
+                Next -> become(Name, Row, {Binary, Spec, Next, Source}, Compiled)
+            end;
         none ->
-            told(Binary, put_named(Name, Binary, Compiled, version(1, Compiled)))
+            Counter = case Source of {put, _, _} -> 1; _ -> 0 end,
+            become(Name, none, {Binary, Spec, weir_source:version(Counter, Spec), Source}, Compiled)
     end.
 
-version(Counter, #{spec := Spec}) ->
-    Counter * ?CHANGE + 1 + erlang:phash2(Spec, ?CHANGE - 1).
+%% This node's configuration, among what else there is.
+offer(Name, Binary, #{spec := Spec} = Compiled, Source) ->
+    Row = row(Binary),
+    Offered = {Binary, Spec, weir_source:version(0, Spec), Source},
+    New = case Row of
+              none -> Offered;
+              _ -> weir_source:merge(Row, Offered)
+          end,
+    Result = case New of
+                 {_, Spec, _, _} -> become_over(Name, Row, New, Compiled);
+                 {_, #{} = Other, _, _} -> {ok, Counts} = weir_limiter:parse(Other), become(Name, Row, New, Counts);
+                 _ -> become(Name, Row, New, Compiled)
+             end,
+    _ = Result =:= ok andalso not_as_configured(New, Compiled, Source),
+    kept(Result, Binary, Spec, Source).
 
-differs({_, Spec, _}, #{spec := Spec}) ->
+kept(ok, Name, Spec, Source) ->
+    true = ets:insert(?MODULE, {{configured, Name}, Spec, Source}),
     ok;
-differs({Name, _, _}, _Compiled) ->
-    ?LOG_WARNING(#{what => limiter_not_as_configured, limiter => Name,
-                   why => <<"it was changed or deleted while weir ran here or on other nodes, and that counts: weir:put_limiter/2 changes it">>}).
+kept({error, _} = Error, _Name, _Spec, _Source) ->
+    Error.
 
-put_named(Name, Binary, #{spec := Spec} = Compiled, Version) ->
+%% What this node's configuration says of it.
+own(Name) ->
+    case ets:lookup(?MODULE, {configured, Name}) of
+        [{_, Spec, Source}] -> {Spec, Source};
+        [] -> none
+    end.
+
+%% When a child of somebody else's supervisor came with it: after all that is known of.
+later(Name) ->
+    Known = [weir_source:started(Source) || {_, _, _, Source} <- [row(Name)]]
+        ++ [weir_source:started(Source) || {_, Source} <- [own(Name)]],
+    lists:max([erlang:system_time(millisecond), started() | [1 + Ms || Ms <- Known]]).
+
+not_as_configured({_, Spec, _, _}, #{spec := Spec}, _Own) ->
+    ok;
+not_as_configured({Name, _, _, Source}, _Compiled, Own) ->
+    ?LOG_WARNING(#{what => limiter_not_as_configured, limiter => Name, follows => weir_source:text(Source),
+                   why => weir_source:why(Source, Own)});
+not_as_configured(none, _Compiled, _Own) ->
+    ok.
+
+%% One entry takes the place of another.
+become(Name, {Binary, What, Version, _} = Row, {Binary, What, Version, _} = New, _Compiled) ->
+    _ = is_map(What) andalso is_atom(Name) andalso weir_nif:alias(Name, Binary),
+    _ = New =/= Row andalso ets:insert(?MODULE, New),
+    ok;
+become(_Name, Row, {Binary, {deleted, _}, _, _} = New, _Compiled) ->
+    true = ets:delete(?MODULE, {advised, Binary}),
+    entered(Row, New);
+become(Name, Row, {Binary, _, _, _} = New, Compiled) ->
     case put_nif(Binary, Compiled, false) of
         ok ->
             _ = is_atom(Name) andalso weir_nif:alias(Name, Binary),
-            keep({Binary, Spec, Version});
+            entered(Row, New);
         {error, _} = Error ->
             Error
     end.
 
-delete(Name, Version) ->
-    keep({Name, {deleted, erlang:system_time(millisecond)}, (Version div ?CHANGE + 1) * ?CHANGE + 1}).
-
-keep({Name, What, _} = Entry) ->
-    true = ets:insert(?MODULE, Entry),
+entered(Row, {Name, What, _, _} = New) ->
+    true = ets:insert(?MODULE, New),
     _ = is_tuple(What) andalso weir_nif:delete(Name),
+    ok = log_followed(Row, New),
     weir_replica:put_limiter(Name).
+
+%% What can't be changed in a limiter is otherwise in one that was deleted and made again elsewhere, or that another release of
+%% a service configures. What this node has made itself since it started is left: one of its two configurations is wrong.
+become_over(Name, Row, {Binary, _, _, _} = New, Compiled) ->
+    case become(Name, Row, New, Compiled) of
+        {error, _} = Error ->
+            case Row =/= none andalso made_here(Row) of
+                true -> Error;
+                false ->
+                    _ = weir_nif:delete(Binary),
+                    become(Name, Row, New, Compiled)
+            end;
+        ok ->
+            ok
+    end.
+
+made_here({_, _, _, {configured, _, StartedMs, Node}}) ->
+    Node =:= atom_to_binary(node()) andalso StartedMs >= started();
+made_here(_) ->
+    false.
+
+%% A change by a call of what was changed by a call is no news to whoever calls.
+log_followed({Name, Old, _, Had}, {_, New, _, Source}) when Old =/= New ->
+    case {kind(Had), kind(Source)} of
+        {Kind, Other} when Kind =:= configured; Other =:= configured ->
+            ?LOG_NOTICE(#{what => limiter_follows, limiter => Name, follows => weir_source:text(Source),
+                          before => weir_source:text(Had), why => weir_source:why(Source, Had)});
+        _ -> ok
+    end;
+log_followed(_, _) ->
+    ok.
+
+kind(unknown) -> unknown;
+kind(Source) -> element(1, Source).
+
+deleted({Name, _, Version, _} = Row) ->
+    Now = erlang:system_time(millisecond),
+    case weir_source:next(Version, {deleted, Now}) of
+        none ->
+            {error, ?MILLION};
+        Next ->
+            ok = become(Name, Row, {Name, {deleted, Now}, Next, weir_source:put(node(), Now)}, none),
+            tell([Name])
+    end.
+
+%% Said once of a limiter.
+advise(Name, #{spec := Spec}) ->
+    case weir_limiter:advice(Spec, length(weir_members:others()) + 1) of
+        none ->
+            ok;
+        Advice ->
+            ets:insert_new(?MODULE, {{advised, Name}})
+                andalso ?LOG_NOTICE(#{what => limiter_small_for_its_nodes, limiter => Name, why => Advice})
+    end.
 
 put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
                 on_error := OnError, spec := Spec} = Compiled, Transient) ->
@@ -324,11 +500,18 @@ convert(Name) ->
 
 %% ---- the other nodes ----
 
-told(Name, ok) ->
-    Entry = entry(Name),
-    lists:foreach(fun(Node) -> say(Node, {entries, [Entry], false}) end, weir_members:connected());
-told(_Name, {error, _} = Error) ->
-    Error.
+tell(Names) ->
+    Rows = [Row || Name <- Names, Row <- [row(Name)], Row =/= none],
+    lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, told(Part), false}) end) end,
+                  weir_members:connected()).
+
+%% Tells a part at a time; the second argument is whether it is the last.
+tell_parts(Rows, Tell) when length(Rows) =< ?PART ->
+    Tell(Rows, true);
+tell_parts(Rows, Tell) ->
+    {Part, Rest} = lists:split(?PART, Rows),
+    _ = Tell(Part, false),
+    tell_parts(Rest, Tell).
 
 %% What doesn't get through now does so after a digest.
 say(Node, What) ->
@@ -336,14 +519,27 @@ say(Node, What) ->
     ok.
 
 gossip([]) -> ok;
-gossip(Nodes) -> say(lists:nth(rand:uniform(length(Nodes)), Nodes), {digest, digest()}).
+gossip(Nodes) -> say_digests(lists:nth(rand:uniform(length(Nodes)), Nodes)).
+
+%% Releases that know no sources skip the second.
+say_digests(Node) ->
+    ok = say(Node, {digest, digest()}),
+    say(Node, {source_digest, source_digest()}).
 
 %% Of what exists: a limiter that one has and another deleted shows as well.
 digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version} <- entries()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- rows()]))).
+
+source_digest() ->
+    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- rows()]))).
 
 hear({digest, Digest}, Node, State) ->
     case digest() of
+        Digest -> State;
+        _ -> tell_all(Node, true, State)
+    end;
+hear({source_digest, Digest}, Node, State) ->
+    case source_digest() of
         Digest -> State;
         _ -> tell_all(Node, true, State)
     end;
@@ -363,55 +559,66 @@ tell_all(Node, Answer, #state{telling = Telling} = State) ->
             State;
         false ->
             Self = node(),
-            {_, Monitor} = spawn_monitor(fun() -> tell(entries(), Answer, Node, Self) end),
+            Tell = fun(Part, Last) -> tell_slowly(Part, Answer andalso Last, Node, Self) end,
+            {_, Monitor} = spawn_monitor(fun() -> tell_parts(rows(), Tell) end),
             State#state{telling = Telling#{Monitor => Node}}
     end.
 
 %% The answer is asked for with the last part.
-tell(Entries, Answer, Node, Self) when length(Entries) =< ?PART ->
-    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, Entries, Answer}}, [noconnect]);
-tell(Entries, Answer, Node, Self) ->
-    {Part, Rest} = lists:split(?PART, Entries),
-    _ = erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, Part, false}}, [noconnect]),
-    tell(Rest, Answer, Node, Self).
+tell_slowly(Rows, Answer, Node, Self) ->
+    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, told(Rows), Answer}}, [noconnect]).
 
-merge(Entries, State) ->
-    lists:foldl(fun merge_one/2, State, Entries).
+%% Entries, and beside them the sources of those that have one.
+merge(Told, State) ->
+    Sources = maps:from_list([{{Name, Version}, Source} || {source, Name, Version, Source} <- Told, weir_source:is_source(Source)]),
+    lists:foldl(fun({Name, What, Version}, S)
+                      when is_binary(Name), is_integer(Version), Version >= 1, Version =< ?MAX_VERSION ->
+                        merge_one({Name, What, Version, maps:get({Name, Version}, Sources, unknown)}, S);
+                   (_, S) ->
+                        S
+                end, State, Told).
 
-merge_one({Name, Spec, Version} = Entry, State)
-  when is_binary(Name), is_integer(Version), Version >= 1, Version =< ?MAX_VERSION ->
-    case entry(Name) of
-        none -> take(Entry, State);
-        {_, _, Old} when Version > Old -> take(Entry, State);
-        {_, #{} = Other, Version} when is_map(Spec), Other =/= Spec ->
-            %% Two changes at the same time whose hashes are the same: all nodes find the same way out.
-            take({Name, max(Spec, Other), min(Version + ?CHANGE, ?MAX_VERSION)}, State);
-        _ -> State
+merge_one({Name, What, _, _} = Theirs, State) ->
+    case row(Name) of
+        none when is_map(What) -> take(none, with_own(Theirs), State);
+        none -> take_deleted(Theirs, State);
+        Row ->
+            case with_own(weir_source:merge(Row, Theirs)) of
+                Row -> State;
+                New -> take(Row, New, State)
+            end
+    end.
+
+take_deleted({_, {deleted, At}, _, _} = Theirs, State) when is_integer(At) ->
+    case erlang:system_time(millisecond) - At > ?KEEP_DELETED_MS of
+        true -> State;
+        false -> take(none, Theirs, State)
     end;
-merge_one(_, State) ->
+take_deleted(_, State) ->
     State.
 
-take({Name, {deleted, At}, _} = Entry, State) when is_integer(At) ->
-    case erlang:system_time(millisecond) - At > ?KEEP_DELETED_MS andalso entry(Name) =:= none of
-        true ->
-            State;
-        false ->
-            ok = keep(Entry),
-            State
-    end;
-take({Name, Spec, Version}, State) ->
+%% What others told may have been taken for a change by a call until its source was known.
+with_own({Name, _, _, _} = Entry) ->
+    case own(Name) of
+        {Spec, Source} -> weir_source:merge(Entry, {Name, Spec, weir_source:version(0, Spec), Source});
+        none -> Entry
+    end.
+
+take(Row, {Name, {deleted, At}, _, _} = New, State) when is_integer(At) ->
+    ok = become(Name, Row, New, none),
+    State;
+take(Row, {Name, Spec, Version, _} = New, State) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
-        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, put_over(Name, Compiled, Version), State);
+        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, taken(Row, New, Compiled), State);
         {{error, _} = Error, _} -> unfit(Name, Version, Error, State);
         {_, {error, _} = Error} -> unfit(Name, Version, Error, State)
     end.
 
-%% What can't be changed in a limiter may be otherwise in one that was deleted and made again elsewhere.
-put_over(Name, Compiled, Version) ->
-    case put_named(Name, Name, Compiled, Version) of
+taken(Row, {Name, _, _, _} = New, Compiled) ->
+    case become(Name, Row, New, Compiled) of
         {error, _} ->
             _ = weir_nif:delete(Name),
-            put_named(Name, Name, Compiled, Version);
+            become(Name, Row, New, Compiled);
         ok ->
             ok
     end.
@@ -426,7 +633,7 @@ unfit(Name, Version, {error, Message}, #state{unfit = Unfit} = State) ->
 %% Tombstones that have done their duty, or are too many.
 bury() ->
     Now = erlang:system_time(millisecond),
-    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _} <- entries()]),
+    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- rows()]),
     Old = [Name || {At, Name} <- Deleted, Now - At > ?KEEP_DELETED_MS],
     TooMany = [Name || {_, Name} <- lists:sublist(Deleted, max(0, length(Deleted) - ?MAX_DELETED))],
     lists:foreach(fun(Name) ->
