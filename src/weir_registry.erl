@@ -1,23 +1,22 @@
 %% @private
 %% @doc Makes, changes and deletes limiters, one at a time, and sees to it that all nodes have the same.
 %%
-%% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's: this process may
-%% crash without a decision being missed, and finds both when it comes back.
+%% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's (weir_limiters): this
+%% process may crash without a decision being missed, and finds both when it comes back.
 %%
 %% Each limiter has a version and a source, by which all nodes find the same one that counts (weir_source). What was deleted
 %% leaves a tombstone with a version for a day. A change goes to all connected members at once; what one misses it gets from
 %% digests that each node sends to one other every two seconds, and at each hello.
 %%
 %% This node's configuration is an entry like those of others: a deploy of another one takes effect on all nodes, and doesn't
-%% undo what was changed by a call. It is kept beside the entries, as it may turn out to count only when others have told
-%% what they know.
+%% undo what was changed by a call.
 -module(weir_registry).
 
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, make_table/0, put/2, configure/2, delete/1, specs/0, spec/1, sources/0, source/1, compile/1, pairs/1]).
+-export([start_link/0, put/2, configure/2, delete/1, specs/0, spec/1, sources/0, source/1, compile/1, pairs/1]).
 -export([config_version/0]).
 -export([entries/0, entry/1, replicated/1, joined/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -33,7 +32,6 @@
 -define(TIMEOUT, 60000).
 -define(PROTOCOL, 1).
 -define(MAX_VERSION, 16#ffffffff).
--define(MILLION, <<"this limiter was changed a million times, which is the most: give it another name">>).
 -define(GOSSIP_MS, 2000).
 -define(KEEP_DELETED_MS, 86400000).
 -define(MAX_DELETED, 16384).
@@ -48,17 +46,6 @@
 -spec start_link() -> {ok, pid()} | {error, term()}.
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
-
-%% The table of specifications; belongs to the caller. Its rows:
-%%
-%%   {Name, What, Version, Source}                         what counts
-%%   {{configured, Name}, Spec, Source}                    what this node's configuration says
-%%   {{advised, Name}}                                     the log has said that another scope is better
-%%   {started, Ms, ConfigVersion}                          this node's time of start, and the number of its configuration
--spec make_table() -> ok.
-make_table() ->
-    ?MODULE = ets:new(?MODULE, [named_table, public, {read_concurrency, true}]),
-    ok.
 
 -spec put(weir_limiter:name(), weir_limiter:spec()) -> ok | {error, Message :: binary()}.
 put(Name, Spec) ->
@@ -86,15 +73,15 @@ delete(Name) ->
 
 -spec specs() -> #{binary() => weir_limiter:spec()}.
 specs() ->
-    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _, _} <- rows()]).
+    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _, _} <- weir_limiters:rows()]).
 
 -spec sources() -> #{binary() => weir_source:shown()}.
 sources() ->
-    maps:from_list([{Name, weir_source:map(Source)} || {Name, #{}, _, Source} <- rows()]).
+    maps:from_list([{Name, weir_source:map(Source)} || {Name, #{}, _, Source} <- weir_limiters:rows()]).
 
 -spec source(binary()) -> {ok, weir_source:shown()} | error.
 source(Name) ->
-    case row(Name) of
+    case weir_limiters:row(Name) of
         {_, #{}, _, Source} -> {ok, weir_source:map(Source)};
         _ -> error
     end.
@@ -120,7 +107,7 @@ local(#{} = Spec) -> maps:merge(#{scope => local}, Spec);
 local(Spec) -> Spec.
 
 handle(Name, Compiled) ->
-    case weir_nif:handle(Name) of
+    case weir_limiters:handle(Name) of
         unknown_limiter ->
             case call({compile, Name, Compiled}) of
                 %% Nobody held it yet, so it may have been collected meanwhile.
@@ -164,7 +151,7 @@ config_version() ->
 
 -spec entries() -> [told()].
 entries() ->
-    told(rows()).
+    told(weir_limiters:rows()).
 
 %% Those of known sources twice.
 told(Rows) ->
@@ -173,21 +160,9 @@ told(Rows) ->
 
 -spec entry(binary()) -> entry() | none.
 entry(Name) ->
-    case row(Name) of
+    case weir_limiters:row(Name) of
         {_, What, Version, _} -> {Name, What, Version};
         none -> none
-    end.
-
-rows() ->
-    try ets:match_object(?MODULE, {'_', '_', '_', '_'})
-    catch error:badarg -> []
-    end.
-
-row(Name) ->
-    try ets:lookup(?MODULE, Name) of
-        [Row] -> Row;
-        [] -> none
-    catch error:badarg -> none
     end.
 
 %% What the machine is to know of it. Others may still send births of one that was deleted, and send them again until they are
@@ -214,31 +189,18 @@ joined(Node) ->
 %% stay as they are.
 -spec init([]) -> {ok, #state{}} | {stop, term()}.
 init([]) ->
-    ok = settle(),
+    ok = weir_limiters:settle(),
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
     State = merge(weir_members:take_limiters(), #state{}),
     {ok, ConfigVersion} = config_version(),
-    _ = ets:insert_new(?MODULE, {started, max(erlang:system_time(millisecond), 1 + last_start()), ConfigVersion}),
+    ok = weir_limiters:begin_with(ConfigVersion),
     case pairs(application:get_env(weir, limiters, #{})) of
         {ok, Limiters} -> make(Limiters, State);
         {error, Reason} -> {stop, Reason}
     end.
 
-%% The latest start that is known of. What starts after it is later, whatever the clocks say.
-last_start() ->
-    lists:max([0 | [weir_source:started(Source) || {_, _, _, Source} <- rows()]]).
-
-%% A crash may have come between a change in the NIF and its entry in the table: what the table says was promised, the rest
-%% undone.
-settle() ->
-    _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), spec(Name) =:= error,
-                                  {ok, Name} =:= weir_limiter:name(Name)],
-    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _, _} <- rows(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
-    ok.
-
 make(Limiters, State) ->
-    Source = configured(started()),
-    case make_all(Limiters, Source, []) of
+    case make_all(Limiters, []) of
         {ok, Made} ->
             ok = tell(Made),
             {ok, State};
@@ -246,56 +208,35 @@ make(Limiters, State) ->
             Stop
     end.
 
-make_all([], _Source, Made) ->
+make_all([], Made) ->
     {ok, Made};
-make_all([{Name, Spec} | Limiters], Source, Made) ->
+make_all([{Name, Spec} | Limiters], Made) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
         {{ok, Binary}, {ok, Compiled}} ->
-            case make_one(Name, Binary, Compiled, Source) of
-                ok -> make_all(Limiters, Source, [Binary | Made]);
+            case weir_limiters:configured(Name, Binary, Compiled) of
+                ok -> make_all(Limiters, [Binary | Made]);
                 {error, Message} -> {stop, {bad_limiter, Name, Message}}
             end;
         {{error, Message}, _} -> {stop, {bad_limiter, Name, Message}};
         {_, {error, Message}} -> {stop, {bad_limiter, Name, Message}}
     end.
 
-%% (What was offered before a crash of this process isn't offered again.)
-make_one(Name, Binary, Compiled, Source) ->
-    case own(Binary) of
-        none -> offer(Name, Binary, Compiled, Source);
-        {_, Before} -> not_as_configured(row(Binary), Compiled, Before)
-    end.
-
-configured(StartedMs) ->
-    weir_source:configured(ets:lookup_element(?MODULE, started, 3), StartedMs, node()).
-
-started() ->
-    ets:lookup_element(?MODULE, started, 2).
-
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({put, Name, Binary, Compiled}, _From, State) ->
-    Reply = changed(Name, Binary, Compiled, weir_source:put(node(), erlang:system_time(millisecond))),
-    _ = Reply =:= ok andalso advise(Binary, Compiled),
+    Reply = weir_limiters:put(Name, Binary, Compiled),
+    _ = Reply =:= ok andalso weir_limiters:advise(Binary, Compiled, length(weir_members:others()) + 1),
     ok = tell([Binary]),
     {reply, Reply, State};
-handle_call({configure, Name, Binary, #{spec := Spec} = Compiled}, _From, State) ->
-    Source = case own(Binary) of
-                 {Spec, Before} -> Before;
-                 _ -> configured(later(Binary))
-             end,
-    Reply = case weir_members:others() of
-                [] -> kept(changed(Name, Binary, Compiled, Source), Binary, Spec, Source);
-                _ -> offer(Name, Binary, Compiled, Source)
-            end,
+handle_call({configure, Name, Binary, Compiled}, _From, State) ->
+    Reply = weir_limiters:configure(weir_members:others() =:= [], Name, Binary, Compiled),
     ok = tell([Binary]),
     {reply, Reply, State};
 handle_call({delete, Name}, _From, State) ->
-    case row(Name) of
-        {_, #{}, _, _} = Row -> {reply, deleted(Row), State};
-        _ -> {reply, unknown_limiter, State}
-    end;
+    Reply = weir_limiters:delete(Name),
+    ok = tell([Name]),
+    {reply, Reply, State};
 handle_call({compile, Name, Compiled}, _From, State) ->
-    {reply, put_nif(Name, Compiled, true), State};
+    {reply, weir_limiters:compile(Name, Compiled), State};
 handle_call(_, _From, State) ->
     {reply, {error, <<"unknown request">>}, State}.
 
@@ -322,186 +263,10 @@ handle_info({'DOWN', Monitor, process, _, _}, #state{telling = Telling} = State)
 handle_info(_, State) ->
     {noreply, State}.
 
-%% ---- changes ----
-
-%% By a call, or by the configuration of a node that has no others. The same again is no change, on however many nodes it is
-%% said; but said by a call it no longer gives way to a configuration.
-changed(Name, Binary, #{spec := Spec} = Compiled, Source) ->
-    Row = row(Binary),
-    case Row of
-        {_, Spec, Version, Had} ->
-            New = case {Had, Source} of
-                      {{put, _, _}, _} -> Row;
-                      {_, {put, _, _}} -> {Binary, Spec, Version, Source};
-                      _ -> Row
-                  end,
-            become(Name, Row, New, Compiled);
-        {_, _, Version, _} ->
-            case weir_source:next(Version, Spec) of
-                none -> {error, ?MILLION};
-                Next -> become(Name, Row, {Binary, Spec, Next, Source}, Compiled)
-            end;
-        none ->
-            Counter = case Source of {put, _, _} -> 1; _ -> 0 end,
-            become(Name, none, {Binary, Spec, weir_source:version(Counter, Spec), Source}, Compiled)
-    end.
-
-%% This node's configuration, among what else there is.
-offer(Name, Binary, #{spec := Spec} = Compiled, Source) ->
-    Row = row(Binary),
-    Offered = {Binary, Spec, weir_source:version(0, Spec), Source},
-    New = case Row of
-              none -> Offered;
-              _ -> weir_source:merge(Row, Offered)
-          end,
-    Result = case New of
-                 {_, Spec, _, _} -> become_over(Name, Row, New, Compiled);
-                 {_, #{} = Other, _, _} -> {ok, Counts} = weir_limiter:parse(Other), become(Name, Row, New, Counts);
-                 _ -> become(Name, Row, New, Compiled)
-             end,
-    _ = Result =:= ok andalso not_as_configured(New, Compiled, Source),
-    kept(Result, Binary, Spec, Source).
-
-kept(ok, Name, Spec, Source) ->
-    true = ets:insert(?MODULE, {{configured, Name}, Spec, Source}),
-    ok;
-kept({error, _} = Error, _Name, _Spec, _Source) ->
-    Error.
-
-%% What this node's configuration says of it.
-own(Name) ->
-    case ets:lookup(?MODULE, {configured, Name}) of
-        [{_, Spec, Source}] -> {Spec, Source};
-        [] -> none
-    end.
-
-%% When a child of somebody else's supervisor came with it: after all that is known of.
-later(Name) ->
-    Known = [weir_source:started(Source) || {_, _, _, Source} <- [row(Name)]]
-        ++ [weir_source:started(Source) || {_, Source} <- [own(Name)]],
-    lists:max([erlang:system_time(millisecond), started() | [1 + Ms || Ms <- Known]]).
-
-not_as_configured({_, Spec, _, _}, #{spec := Spec}, _Own) ->
-    ok;
-not_as_configured({Name, _, _, Source}, _Compiled, Own) ->
-    ?LOG_WARNING(#{what => limiter_not_as_configured, limiter => Name, follows => weir_source:text(Source),
-                   why => weir_source:why(Source, Own)});
-not_as_configured(none, _Compiled, _Own) ->
-    ok.
-
-%% One entry takes the place of another.
-become(Name, {Binary, What, Version, _} = Row, {Binary, What, Version, _} = New, _Compiled) ->
-    _ = is_map(What) andalso is_atom(Name) andalso weir_nif:alias(Name, Binary),
-    _ = New =/= Row andalso ets:insert(?MODULE, New),
-    ok;
-become(_Name, Row, {Binary, {deleted, _}, _, _} = New, _Compiled) ->
-    true = ets:delete(?MODULE, {advised, Binary}),
-    entered(Row, New);
-become(Name, Row, {Binary, _, _, _} = New, Compiled) ->
-    case put_nif(Binary, Compiled, false) of
-        ok ->
-            _ = is_atom(Name) andalso weir_nif:alias(Name, Binary),
-            entered(Row, New);
-        {error, _} = Error ->
-            Error
-    end.
-
-entered(Row, {Name, What, _, _} = New) ->
-    true = ets:insert(?MODULE, New),
-    _ = is_tuple(What) andalso weir_nif:delete(Name),
-    ok = log_followed(Row, New),
-    weir_replica:put_limiter(Name).
-
-%% What can't be changed in a limiter is otherwise in one that was deleted and made again elsewhere, or that another release of
-%% a service configures. What this node has made itself since it started is left: one of its two configurations is wrong.
-become_over(Name, Row, {Binary, _, _, _} = New, Compiled) ->
-    case become(Name, Row, New, Compiled) of
-        {error, _} = Error ->
-            case Row =/= none andalso made_here(Row) of
-                true -> Error;
-                false ->
-                    _ = weir_nif:delete(Binary),
-                    become(Name, Row, New, Compiled)
-            end;
-        ok ->
-            ok
-    end.
-
-made_here({_, _, _, {configured, _, StartedMs, Node}}) ->
-    Node =:= atom_to_binary(node()) andalso StartedMs >= started();
-made_here(_) ->
-    false.
-
-%% A change by a call of what was changed by a call is no news to whoever calls.
-log_followed({Name, Old, _, Had}, {_, New, _, Source}) when Old =/= New ->
-    case {kind(Had), kind(Source)} of
-        {Kind, Other} when Kind =:= configured; Other =:= configured ->
-            ?LOG_NOTICE(#{what => limiter_follows, limiter => Name, follows => weir_source:text(Source),
-                          before => weir_source:text(Had), why => weir_source:why(Source, Had)});
-        _ -> ok
-    end;
-log_followed(_, _) ->
-    ok.
-
-kind(unknown) -> unknown;
-kind(Source) -> element(1, Source).
-
-deleted({Name, _, Version, _} = Row) ->
-    Now = erlang:system_time(millisecond),
-    case weir_source:next(Version, {deleted, Now}) of
-        none ->
-            {error, ?MILLION};
-        Next ->
-            ok = become(Name, Row, {Name, {deleted, Now}, Next, weir_source:put(node(), Now)}, none),
-            tell([Name])
-    end.
-
-%% Said once of a limiter.
-advise(Name, #{spec := Spec}) ->
-    case weir_limiter:advice(Spec, length(weir_members:others()) + 1) of
-        none ->
-            ok;
-        Advice ->
-            ets:insert_new(?MODULE, {{advised, Name}})
-                andalso ?LOG_NOTICE(#{what => limiter_small_for_its_nodes, limiter => Name, why => Advice})
-    end.
-
-put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
-                on_error := OnError, spec := Spec} = Compiled, Transient) ->
-    Replicated = case Spec of
-                     #{scope := local} -> local;
-                     #{partition := Partition} -> {weir_limiter:number(Name), Partition, weir_limiter:large_hits(Spec)}
-                 end,
-    case weir_nif:put(Name, Capacity, IntervalNs, MaxKeys, Shadow, OnError =:= deny, Transient, Replicated) of
-        created ->
-            ok;
-        changed ->
-            convert(Name);
-        busy ->
-            ok = convert(Name),
-            put_nif(Name, Compiled, Transient);
-        fixed ->
-            {error, <<"max_keys and scope are chosen when a limiter is made: delete the limiter first, or keep them">>};
-        same_number ->
-            {error, <<"another limiter has the same number, a hash of its name: choose another name">>};
-        too_many when Transient ->
-            {error, <<"there are 16384 policies of weir:compile/1 in use already, which is the most: let go of some, "
-                      "or give what many requests share a name with weir:put_limiter/2">>};
-        too_many ->
-            {error, <<"there are 16384 limiters already, which is the most: delete some first">>}
-    end.
-
-%% Carries the levels over, a few segments of the table at a time.
-convert(Name) ->
-    case weir_nif:convert(Name) of
-        more -> convert(Name);
-        done -> ok
-    end.
-
 %% ---- the other nodes ----
 
 tell(Names) ->
-    Rows = [Row || Name <- Names, Row <- [row(Name)], Row =/= none],
+    Rows = [Row || Name <- Names, Row <- [weir_limiters:row(Name)], Row =/= none],
     lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, told(Part), false}) end) end,
                   weir_members:connected()).
 
@@ -528,10 +293,10 @@ say_digests(Node) ->
 
 %% Of what exists: a limiter that one has and another deleted shows as well.
 digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- rows()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- weir_limiters:rows()]))).
 
 source_digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- rows()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- weir_limiters:rows()]))).
 
 hear({digest, Digest}, Node, State) ->
     case digest() of
@@ -560,7 +325,7 @@ tell_all(Node, Answer, #state{telling = Telling} = State) ->
         false ->
             Self = node(),
             Tell = fun(Part, Last) -> tell_slowly(Part, Answer andalso Last, Node, Self) end,
-            {_, Monitor} = spawn_monitor(fun() -> tell_parts(rows(), Tell) end),
+            {_, Monitor} = spawn_monitor(fun() -> tell_parts(weir_limiters:rows(), Tell) end),
             State#state{telling = Telling#{Monitor => Node}}
     end.
 
@@ -579,11 +344,11 @@ merge(Told, State) ->
                 end, State, Told).
 
 merge_one({Name, What, _, _} = Theirs, State) ->
-    case row(Name) of
-        none when is_map(What) -> take(none, with_own(Theirs), State);
+    case weir_limiters:row(Name) of
+        none when is_map(What) -> take(none, weir_limiters:with_own(Theirs), State);
         none -> take_deleted(Theirs, State);
         Row ->
-            case with_own(weir_source:merge(Row, Theirs)) of
+            case weir_limiters:with_own(weir_source:merge(Row, Theirs)) of
                 Row -> State;
                 New -> take(Row, New, State)
             end
@@ -597,30 +362,13 @@ take_deleted({_, {deleted, At}, _, _} = Theirs, State) when is_integer(At) ->
 take_deleted(_, State) ->
     State.
 
-%% What others told may have been taken for a change by a call until its source was known.
-with_own({Name, _, _, _} = Entry) ->
-    case own(Name) of
-        {Spec, Source} -> weir_source:merge(Entry, {Name, Spec, weir_source:version(0, Spec), Source});
-        none -> Entry
-    end.
-
-take(Row, {Name, {deleted, At}, _, _} = New, State) when is_integer(At) ->
-    ok = become(Name, Row, New, none),
-    State;
+take(Row, {Name, {deleted, At}, Version, _} = New, State) when is_integer(At) ->
+    unfit(Name, Version, weir_limiters:take(Row, New, none), State);
 take(Row, {Name, Spec, Version, _} = New, State) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
-        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, taken(Row, New, Compiled), State);
+        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, weir_limiters:take(Row, New, Compiled), State);
         {{error, _} = Error, _} -> unfit(Name, Version, Error, State);
         {_, {error, _} = Error} -> unfit(Name, Version, Error, State)
-    end.
-
-taken(Row, {Name, _, _, _} = New, Compiled) ->
-    case become(Name, Row, New, Compiled) of
-        {error, _} ->
-            _ = weir_nif:delete(Name),
-            become(Name, Row, New, Compiled);
-        ok ->
-            ok
     end.
 
 unfit(Name, _Version, ok, #state{unfit = Unfit} = State) ->
@@ -633,10 +381,7 @@ unfit(Name, Version, {error, Message}, #state{unfit = Unfit} = State) ->
 %% Tombstones that have done their duty, or are too many.
 bury() ->
     Now = erlang:system_time(millisecond),
-    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- rows()]),
+    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- weir_limiters:rows()]),
     Old = [Name || {At, Name} <- Deleted, Now - At > ?KEEP_DELETED_MS],
     TooMany = [Name || {_, Name} <- lists:sublist(Deleted, max(0, length(Deleted) - ?MAX_DELETED))],
-    lists:foreach(fun(Name) ->
-                          true = ets:delete(?MODULE, Name),
-                          weir_replica:put_limiter(Name)
-                  end, Old ++ TooMany).
+    lists:foreach(fun weir_limiters:forget/1, Old ++ TooMany).
