@@ -43,7 +43,7 @@ configure() {
   names=
   for n in $(all); do names="$names${names:+, }\"$(name_of "$n")\""; done
   cat >"$dir/sys.config" <<END
-[{weir, [{limiters, #{login => #{rate => {5, minute}, burst => 5, scope => cluster},
+[{weir, [{limiters, #{login => #{rate => {5, minute}, burst => 5, scope => exact},
                       api => #{rate => {100, second}, burst => 200, scope => cluster}}},
          {discovery, {list, #{nodes => [$names]}}},
          {http, #{ip => "127.0.0.1", port => $((first + $1 - 1))}}]},

@@ -41,13 +41,13 @@
 %% Looking at keys, and resetting them.
 -export([peek/2, reset/2, explain/2]).
 %% Limiters.
--export([put_limiter/2, delete_limiter/1, limiters/0, compile/1]).
+-export([put_limiter/2, delete_limiter/1, limiters/0, sources/0, compile/1]).
 %% The cluster.
 -export([leave/0, rotate_secret/0, rotate_secret/1]).
 %% Under an application's own supervisor.
 -export([child_spec/1]).
 
--export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0, look/0]).
+-export_type([limiter/0, handle/0, key/0, hits/0, answer/0, decision/0, look/0, source/0]).
 
 %% A macro, not a function: the top frame of the stack is then the function that was called, and shells name it.
 %% Without the arguments: keys stay out of stack traces, and so out of logs.
@@ -69,6 +69,11 @@
 %% - `error': weir could not decide, and answered as `on_error' says
 %% - `partition': denied, as this is the smaller side of a partition and the limiter is `closed' there
 -type decision() :: weir_nif:decision().
+
+%% Where a limiter's specification comes from: `by' a call (`put') of {@link put_limiter/2} on `node', or `configured' on
+%% `node', with the `config_version' that was given there. `at_ms' is Unix time: of the call, or of that node's start.
+%% `unknown' is what nodes of older releases tell.
+-type source() :: weir_source:shown().
 
 %% @equiv check(Limiter, Key, 1)
 -spec check(limiter(), key()) -> answer().
@@ -147,6 +152,9 @@ reset(Limiter, Key) ->
 %% also the key's `owner', and the `second', its backup. (The level is what is known here, which may be less than what
 %% the owner knows.)
 %%
+%% A limiter with a name has a `source', see {@link sources/0}. `advice' is a sentence, there when another scope is worth
+%% considering: the burst is small for so many nodes.
+%%
 %% Not for every request: with other nodes it waits for a dirty scheduler while the replica is busy.
 -spec explain(limiter(), key()) -> map().
 explain(Limiter, Key) ->
@@ -159,7 +167,8 @@ explain(Limiter, Key) ->
 
 %% @doc Makes a limiter, or changes the one of that name: every key keeps its level, up to the new burst. `max_keys' and
 %% `scope' are chosen when a limiter is made. Takes about 20 ns per key of a limiter that is changed; decisions go on
-%% meanwhile. All connected nodes of the cluster are told, and the others when they are back: the last change wins.
+%% meanwhile. All connected nodes of the cluster are told, and the others when they are back: the last change wins. It
+%% counts more than any node's configuration, from then on.
 -spec put_limiter(weir_limiter:name(), weir_limiter:spec()) -> ok.
 put_limiter(Name, Spec) ->
     case weir_registry:put(Name, Spec) of
@@ -181,6 +190,12 @@ delete_limiter(Name) ->
 -spec limiters() -> #{binary() => weir_limiter:spec()}.
 limiters() ->
     weir_registry:specs().
+
+%% @doc Where each limiter's specification comes from, so why this one and not another node's is in force
+%% (doc/cluster.md).
+-spec sources() -> #{binary() => source()}.
+sources() ->
+    weir_registry:sources().
 
 %% @doc A limiter without a name, for policies that come with the call. Policies that decide alike share one, and so
 %% their keys' levels. It lasts while a handle of it is held or a key of it has a level. Its scope is `local': of this

@@ -10,7 +10,7 @@
 -define(DRAIN_MS, 1000).
 
 %% All keys of weir's environment. The modules that read them say what they hold.
--define(KEYS, [limiters, http, discovery, cluster, secret, next_secret, carry_ms]).
+-define(KEYS, [limiters, config_version, http, discovery, cluster, secret, next_secret, carry_ms]).
 
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
 start(_Type, _Args) ->
@@ -31,8 +31,11 @@ with_keys([Key | _]) ->
     Message = io_lib:format("in weir's configuration there is no ~ts", [weir_options:unknown(Key, ?KEYS)]),
     {error, {bad_config, Key, unicode:characters_to_binary(Message)}}.
 
-with_options({ok, _}) -> with_carrying(weir_secret:carry_ms());
+with_options({ok, _}) -> with_version(weir_registry:config_version());
 with_options({error, Message}) -> {error, {bad_config, cluster, Message}}.
+
+with_version({ok, _}) -> with_carrying(weir_secret:carry_ms());
+with_version({error, Message}) -> {error, {bad_config, config_version, Message}}.
 
 with_carrying({ok, _}) -> with_secret(weir_secret:load());
 with_carrying({error, Message}) -> {error, {bad_config, carry_ms, Message}}.

@@ -1,62 +1,58 @@
 %% @private
 %% @doc Makes, changes and deletes limiters, one at a time, and sees to it that all nodes have the same.
 %%
-%% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's: this process may
-%% crash without a decision being missed, and finds both when it comes back.
+%% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's (weir_limiters): this
+%% process may crash without a decision being missed, and finds both when it comes back.
 %%
-%% Each limiter has a version: a counter, raised by each change, and a hash of the specification. So the last change wins, of
-%% two at the same time one on all nodes, and the same change made on several nodes is one. What was deleted leaves a tombstone
-%% with a version for a day. A change goes to all connected members at once; what one misses it gets from a digest of the versions
-%% that each node sends to one other every two seconds, and at each hello.
+%% Each limiter has a version and a source, by which all nodes find the same one that counts (weir_source). What was deleted
+%% leaves a tombstone with a version for a day. A change goes to all connected members at once; what one misses it gets from
+%% digests that each node sends to one other every two seconds, and at each hello.
 %%
-%% Limiters of the configuration have the counter 0, and those of the other nodes go before them: a node that comes back doesn't
-%% undo what was changed meanwhile.
+%% This node's configuration is an entry like those of others: a deploy of another one takes effect on all nodes, and doesn't
+%% undo what was changed by a call.
 -module(weir_registry).
 
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, make_table/0, put/2, configure/2, delete/1, specs/0, spec/1, compile/1, pairs/1]).
+-export([start_link/0, put/2, configure/2, delete/1, specs/0, spec/1, sources/0, source/1, compile/1, pairs/1]).
+-export([config_version/0]).
 -export([entries/0, entry/1, replicated/1, joined/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
--export_type([entry/0]).
+-export_type([entry/0, told/0]).
 
-%% A limiter as nodes tell each other of it; of a deleted one, when that was (Unix time).
--type entry() :: {Name :: binary(), weir_limiter:spec() | {deleted, AtMs :: non_neg_integer()}, version()}.
--type version() :: pos_integer().
+%% A limiter; of a deleted one, when that was (Unix time).
+-type entry() :: {Name :: binary(), weir_source:what(), weir_source:version()}.
+%% As nodes tell each other of it. Releases that know no sources skip the second kind.
+-type told() :: entry() | {source, Name :: binary(), weir_source:version(), weir_source:source()}.
 
 %% A change walks the limiter's table: about 20 ns a key.
 -define(TIMEOUT, 60000).
 -define(PROTOCOL, 1).
-%% The counter's unit in a version, which has 32 bits: a million changes of one name.
--define(CHANGE, 4096).
 -define(MAX_VERSION, 16#ffffffff).
 -define(GOSSIP_MS, 2000).
 -define(KEEP_DELETED_MS, 86400000).
 -define(MAX_DELETED, 16384).
+%% What JSON takes.
+-define(MAX_CONFIG_VERSION, (1 bsl 53)).
 %% Entries a message.
 -define(PART, 256).
 
 %% Who is being told everything, by the monitor of the process that does it; entries that could not be made here.
--record(state, {telling = #{} :: #{reference() => node()}, unfit = #{} :: #{binary() => version()}}).
+-record(state, {telling = #{} :: #{reference() => node()}, unfit = #{} :: #{binary() => weir_source:version()}}).
 
 -spec start_link() -> {ok, pid()} | {error, term()}.
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
-%% The table of specifications; belongs to the caller.
--spec make_table() -> ok.
-make_table() ->
-    ?MODULE = ets:new(?MODULE, [named_table, public, {read_concurrency, true}]),
-    ok.
-
 -spec put(weir_limiter:name(), weir_limiter:spec()) -> ok | {error, Message :: binary()}.
 put(Name, Spec) ->
     named(put, Name, Spec).
 
-%% As it stands in a configuration: in a cluster that has such a limiter, or deleted it, the cluster's word counts.
+%% As it stands in a configuration: in a cluster a change or deletion by a call counts more, and so does the configuration
+%% of a node that started later. A node without others does as it is told.
 -spec configure(weir_limiter:name(), weir_limiter:spec()) -> ok | {error, Message :: binary()}.
 configure(Name, Spec) ->
     named(configure, Name, Spec).
@@ -77,7 +73,18 @@ delete(Name) ->
 
 -spec specs() -> #{binary() => weir_limiter:spec()}.
 specs() ->
-    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _} <- entries()]).
+    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _, _} <- weir_limiters:rows()]).
+
+-spec sources() -> #{binary() => weir_source:shown()}.
+sources() ->
+    maps:from_list([{Name, weir_source:map(Source)} || {Name, #{}, _, Source} <- weir_limiters:rows()]).
+
+-spec source(binary()) -> {ok, weir_source:shown()} | error.
+source(Name) ->
+    case weir_limiters:row(Name) of
+        {_, #{}, _, Source} -> {ok, weir_source:map(Source)};
+        _ -> error
+    end.
 
 -spec spec(binary()) -> {ok, weir_limiter:spec()} | error.
 spec(Name) ->
@@ -100,7 +107,7 @@ local(#{} = Spec) -> maps:merge(#{scope => local}, Spec);
 local(Spec) -> Spec.
 
 handle(Name, Compiled) ->
-    case weir_nif:handle(Name) of
+    case weir_limiters:handle(Name) of
         unknown_limiter ->
             case call({compile, Name, Compiled}) of
                 %% Nobody held it yet, so it may have been collected meanwhile.
@@ -129,31 +136,46 @@ pairs(Limiters) when length(Limiters) >= 0 ->  % a proper list
 pairs(_) ->
     {error, {bad_config, limiters, <<"limiters is a map or a list of {Name, Spec}">>}}.
 
+%% The number of this node's configuration; 0 if it has none.
+-spec config_version() -> {ok, non_neg_integer()} | {error, Message :: binary()}.
+config_version() ->
+    case application:get_env(weir, config_version) of
+        undefined -> {ok, 0};
+        {ok, N} when is_integer(N), N >= 1, N =< ?MAX_CONFIG_VERSION -> {ok, N};
+        {ok, Other} ->
+            Message = io_lib:format("config_version is an integer from 1 to 2^53, got ~0tP", [Other, 12]),
+            {error, unicode:characters_to_binary(Message)}
+    end.
+
 %% ---- for the other nodes, and this one's machine ----
 
--spec entries() -> [entry()].
+-spec entries() -> [told()].
 entries() ->
-    try ets:tab2list(?MODULE)
-    catch error:badarg -> []
-    end.
+    told(weir_limiters:rows()).
+
+%% Those of known sources twice.
+told(Rows) ->
+    [{Name, What, Version} || {Name, What, Version, _} <- Rows]
+        ++ [{source, Name, Version, Source} || {Name, _, Version, Source} <- Rows, Source =/= unknown].
 
 -spec entry(binary()) -> entry() | none.
 entry(Name) ->
-    try ets:lookup(?MODULE, Name) of
-        [Entry] -> Entry;
-        [] -> none
-    catch error:badarg -> none
+    case weir_limiters:row(Name) of
+        {_, What, Version, _} -> {Name, What, Version};
+        none -> none
     end.
 
 %% What the machine is to know of it. Others may still send births of one that was deleted, and send them again until they are
 %% taken: as long as there is a tombstone, the machine has a limiter in whose place everything is over at once.
--spec replicated(entry()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
+-spec replicated(told()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
 replicated({Name, #{scope := Scope} = Spec, Version}) when Scope =/= local ->
     {ok, Compiled} = weir_limiter:parse(Spec),
     {weir_limiter:number(Name), weir_limiter:terms(Compiled, Version)};
 replicated({Name, {deleted, _}, Version}) ->
     {weir_limiter:number(Name), #{capacity => 1, interval_ns => 1000, version => Version}};
 replicated({_, #{scope := local}, _}) ->
+    none;
+replicated({source, _, _, _}) ->
     none.
 
 %% A node belongs to the cluster, or is reached again.
@@ -163,71 +185,64 @@ joined(Node) ->
 
 %% ---- callbacks ----
 
-%% Limiters of the configuration are made here, unless the other nodes told of them; after a crash those that are there stay
-%% as they are.
+%% Limiters of the configuration are made here, once the other nodes have told of theirs; after a crash those that are there
+%% stay as they are.
 -spec init([]) -> {ok, #state{}} | {stop, term()}.
 init([]) ->
-    ok = settle(),
+    ok = weir_limiters:settle(),
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
     State = merge(weir_members:take_limiters(), #state{}),
+    {ok, ConfigVersion} = config_version(),
+    ok = weir_limiters:begin_with(ConfigVersion),
     case pairs(application:get_env(weir, limiters, #{})) of
         {ok, Limiters} -> make(Limiters, State);
         {error, Reason} -> {stop, Reason}
     end.
 
-%% A crash may have come between a change in the NIF and its entry in the table: what the table says was promised, the rest
-%% undone.
-settle() ->
-    _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), spec(Name) =:= error,
-                                  {ok, Name} =:= weir_limiter:name(Name)],
-    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _} <- entries(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
-    ok.
-
-make([], State) ->
-    {ok, State};
-make([{Name, Spec} | Limiters], State) ->
-    case make_one(Name, Spec) of
-        ok -> make(Limiters, State);
-        {error, Message} -> {stop, {bad_limiter, Name, Message}}
+make(Limiters, State) ->
+    case make_all(Limiters, []) of
+        {ok, Made} ->
+            ok = tell(Made),
+            {ok, State};
+        {stop, _} = Stop ->
+            Stop
     end.
 
-make_one(Name, Spec) ->
+make_all([], Made) ->
+    {ok, Made};
+make_all([{Name, Spec} | Limiters], Made) ->
     case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
         {{ok, Binary}, {ok, Compiled}} ->
-            case entry(Binary) of
-                none -> put_named(Name, Binary, Compiled, version(0, Compiled));
-                Entry -> differs(Entry, Compiled)
+            case weir_limiters:configured(Name, Binary, Compiled) of
+                ok -> make_all(Limiters, [Binary | Made]);
+                {error, Message} -> {stop, {bad_limiter, Name, Message}}
             end;
-        {{error, _} = Error, _} -> Error;
-        {_, {error, _} = Error} -> Error
+        {{error, Message}, _} -> {stop, {bad_limiter, Name, Message}};
+        {_, {error, Message}} -> {stop, {bad_limiter, Name, Message}}
     end.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({put, Name, Binary, Compiled}, _From, State) ->
-    {reply, changed(Name, Binary, Compiled), State};
+    Reply = weir_limiters:put(Name, Binary, Compiled),
+    _ = Reply =:= ok andalso weir_limiters:advise(Binary, Compiled, length(weir_members:others()) + 1),
+    ok = tell([Binary]),
+    {reply, Reply, State};
 handle_call({configure, Name, Binary, Compiled}, _From, State) ->
-    Reply = case entry(Binary) of
-                none -> told(Binary, put_named(Name, Binary, Compiled, version(0, Compiled)));
-                Entry ->
-                    case weir_members:others() of
-                        [] -> changed(Name, Binary, Compiled);
-                        _ -> differs(Entry, Compiled)
-                    end
-            end,
+    Reply = weir_limiters:configure(weir_members:others() =:= [], Name, Binary, Compiled),
+    ok = tell([Binary]),
     {reply, Reply, State};
 handle_call({delete, Name}, _From, State) ->
-    case entry(Name) of
-        {_, #{}, Version} -> {reply, told(Name, delete(Name, Version)), State};
-        _ -> {reply, unknown_limiter, State}
-    end;
+    Reply = weir_limiters:delete(Name),
+    ok = tell([Name]),
+    {reply, Reply, State};
 handle_call({compile, Name, Compiled}, _From, State) ->
-    {reply, put_nif(Name, Compiled, true), State};
+    {reply, weir_limiters:compile(Name, Compiled), State};
 handle_call(_, _From, State) ->
     {reply, {error, <<"unknown request">>}, State}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({joined, Node}, State) ->
-    ok = say(Node, {digest, digest()}),
+    ok = say_digests(Node),
     {noreply, State};
 handle_cast(_, State) ->
     {noreply, State}.
@@ -248,87 +263,20 @@ handle_info({'DOWN', Monitor, process, _, _}, #state{telling = Telling} = State)
 handle_info(_, State) ->
     {noreply, State}.
 
-%% ---- changes ----
-
-%% The same again is no change, on however many nodes it is said.
-changed(Name, Binary, #{spec := Spec} = Compiled) ->
-    case entry(Binary) of
-        {_, Spec, _} ->
-            _ = is_atom(Name) andalso weir_nif:alias(Name, Binary),
-            ok;
-        {_, _, Version} when Version > ?MAX_VERSION - ?CHANGE ->
-            {error, <<"this limiter was changed a million times, which is the most: give it another name">>};
-        {_, _, Version} ->
-            told(Binary, put_named(Name, Binary, Compiled, version(Version div ?CHANGE + 1, Compiled)));
-        none ->
-            told(Binary, put_named(Name, Binary, Compiled, version(1, Compiled)))
-    end.
-
-version(Counter, #{spec := Spec}) ->
-    Counter * ?CHANGE + 1 + erlang:phash2(Spec, ?CHANGE - 1).
-
-differs({_, Spec, _}, #{spec := Spec}) ->
-    ok;
-differs({Name, _, _}, _Compiled) ->
-    ?LOG_WARNING(#{what => limiter_not_as_configured, limiter => Name,
-                   why => <<"it was changed or deleted while weir ran here or on other nodes, and that counts: weir:put_limiter/2 changes it">>}).
-
-put_named(Name, Binary, #{spec := Spec} = Compiled, Version) ->
-    case put_nif(Binary, Compiled, false) of
-        ok ->
-            _ = is_atom(Name) andalso weir_nif:alias(Name, Binary),
-            keep({Binary, Spec, Version});
-        {error, _} = Error ->
-            Error
-    end.
-
-delete(Name, Version) ->
-    keep({Name, {deleted, erlang:system_time(millisecond)}, (Version div ?CHANGE + 1) * ?CHANGE + 1}).
-
-keep({Name, What, _} = Entry) ->
-    true = ets:insert(?MODULE, Entry),
-    _ = is_tuple(What) andalso weir_nif:delete(Name),
-    weir_replica:put_limiter(Name).
-
-put_nif(Name, #{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
-                on_error := OnError, spec := Spec} = Compiled, Transient) ->
-    Replicated = case Spec of
-                     #{scope := local} -> local;
-                     #{partition := Partition} -> {weir_limiter:number(Name), Partition, weir_limiter:large_hits(Spec)}
-                 end,
-    case weir_nif:put(Name, Capacity, IntervalNs, MaxKeys, Shadow, OnError =:= deny, Transient, Replicated) of
-        created ->
-            ok;
-        changed ->
-            convert(Name);
-        busy ->
-            ok = convert(Name),
-            put_nif(Name, Compiled, Transient);
-        fixed ->
-            {error, <<"max_keys and scope are chosen when a limiter is made: delete the limiter first, or keep them">>};
-        same_number ->
-            {error, <<"another limiter has the same number, a hash of its name: choose another name">>};
-        too_many when Transient ->
-            {error, <<"there are 16384 policies of weir:compile/1 in use already, which is the most: let go of some, "
-                      "or give what many requests share a name with weir:put_limiter/2">>};
-        too_many ->
-            {error, <<"there are 16384 limiters already, which is the most: delete some first">>}
-    end.
-
-%% Carries the levels over, a few segments of the table at a time.
-convert(Name) ->
-    case weir_nif:convert(Name) of
-        more -> convert(Name);
-        done -> ok
-    end.
-
 %% ---- the other nodes ----
 
-told(Name, ok) ->
-    Entry = entry(Name),
-    lists:foreach(fun(Node) -> say(Node, {entries, [Entry], false}) end, weir_members:connected());
-told(_Name, {error, _} = Error) ->
-    Error.
+tell(Names) ->
+    Rows = [Row || Name <- Names, Row <- [weir_limiters:row(Name)], Row =/= none],
+    lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, told(Part), false}) end) end,
+                  weir_members:connected()).
+
+%% Tells a part at a time; the second argument is whether it is the last.
+tell_parts(Rows, Tell) when length(Rows) =< ?PART ->
+    Tell(Rows, true);
+tell_parts(Rows, Tell) ->
+    {Part, Rest} = lists:split(?PART, Rows),
+    _ = Tell(Part, false),
+    tell_parts(Rest, Tell).
 
 %% What doesn't get through now does so after a digest.
 say(Node, What) ->
@@ -336,14 +284,27 @@ say(Node, What) ->
     ok.
 
 gossip([]) -> ok;
-gossip(Nodes) -> say(lists:nth(rand:uniform(length(Nodes)), Nodes), {digest, digest()}).
+gossip(Nodes) -> say_digests(lists:nth(rand:uniform(length(Nodes)), Nodes)).
+
+%% Releases that know no sources skip the second.
+say_digests(Node) ->
+    ok = say(Node, {digest, digest()}),
+    say(Node, {source_digest, source_digest()}).
 
 %% Of what exists: a limiter that one has and another deleted shows as well.
 digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version} <- entries()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- weir_limiters:rows()]))).
+
+source_digest() ->
+    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- weir_limiters:rows()]))).
 
 hear({digest, Digest}, Node, State) ->
     case digest() of
+        Digest -> State;
+        _ -> tell_all(Node, true, State)
+    end;
+hear({source_digest, Digest}, Node, State) ->
+    case source_digest() of
         Digest -> State;
         _ -> tell_all(Node, true, State)
     end;
@@ -363,57 +324,51 @@ tell_all(Node, Answer, #state{telling = Telling} = State) ->
             State;
         false ->
             Self = node(),
-            {_, Monitor} = spawn_monitor(fun() -> tell(entries(), Answer, Node, Self) end),
+            Tell = fun(Part, Last) -> tell_slowly(Part, Answer andalso Last, Node, Self) end,
+            {_, Monitor} = spawn_monitor(fun() -> tell_parts(weir_limiters:rows(), Tell) end),
             State#state{telling = Telling#{Monitor => Node}}
     end.
 
 %% The answer is asked for with the last part.
-tell(Entries, Answer, Node, Self) when length(Entries) =< ?PART ->
-    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, Entries, Answer}}, [noconnect]);
-tell(Entries, Answer, Node, Self) ->
-    {Part, Rest} = lists:split(?PART, Entries),
-    _ = erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, Part, false}}, [noconnect]),
-    tell(Rest, Answer, Node, Self).
+tell_slowly(Rows, Answer, Node, Self) ->
+    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, told(Rows), Answer}}, [noconnect]).
 
-merge(Entries, State) ->
-    lists:foldl(fun merge_one/2, State, Entries).
+%% Entries, and beside them the sources of those that have one.
+merge(Told, State) ->
+    Sources = maps:from_list([{{Name, Version}, Source} || {source, Name, Version, Source} <- Told, weir_source:is_source(Source)]),
+    lists:foldl(fun({Name, What, Version}, S)
+                      when is_binary(Name), is_integer(Version), Version >= 1, Version =< ?MAX_VERSION ->
+                        merge_one({Name, What, Version, maps:get({Name, Version}, Sources, unknown)}, S);
+                   (_, S) ->
+                        S
+                end, State, Told).
 
-merge_one({Name, Spec, Version} = Entry, State)
-  when is_binary(Name), is_integer(Version), Version >= 1, Version =< ?MAX_VERSION ->
-    case entry(Name) of
-        none -> take(Entry, State);
-        {_, _, Old} when Version > Old -> take(Entry, State);
-        {_, #{} = Other, Version} when is_map(Spec), Other =/= Spec ->
-            %% Two changes at the same time whose hashes are the same: all nodes find the same way out.
-            take({Name, max(Spec, Other), min(Version + ?CHANGE, ?MAX_VERSION)}, State);
-        _ -> State
-    end;
-merge_one(_, State) ->
-    State.
-
-take({Name, {deleted, At}, _} = Entry, State) when is_integer(At) ->
-    case erlang:system_time(millisecond) - At > ?KEEP_DELETED_MS andalso entry(Name) =:= none of
-        true ->
-            State;
-        false ->
-            ok = keep(Entry),
-            State
-    end;
-take({Name, Spec, Version}, State) ->
-    case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
-        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, put_over(Name, Compiled, Version), State);
-        {{error, _} = Error, _} -> unfit(Name, Version, Error, State);
-        {_, {error, _} = Error} -> unfit(Name, Version, Error, State)
+merge_one({Name, What, _, _} = Theirs, State) ->
+    case weir_limiters:row(Name) of
+        none when is_map(What) -> take(none, weir_limiters:with_own(Theirs), State);
+        none -> take_deleted(Theirs, State);
+        Row ->
+            case weir_limiters:with_own(weir_source:merge(Row, Theirs)) of
+                Row -> State;
+                New -> take(Row, New, State)
+            end
     end.
 
-%% What can't be changed in a limiter may be otherwise in one that was deleted and made again elsewhere.
-put_over(Name, Compiled, Version) ->
-    case put_named(Name, Name, Compiled, Version) of
-        {error, _} ->
-            _ = weir_nif:delete(Name),
-            put_named(Name, Name, Compiled, Version);
-        ok ->
-            ok
+take_deleted({_, {deleted, At}, _, _} = Theirs, State) when is_integer(At) ->
+    case erlang:system_time(millisecond) - At > ?KEEP_DELETED_MS of
+        true -> State;
+        false -> take(none, Theirs, State)
+    end;
+take_deleted(_, State) ->
+    State.
+
+take(Row, {Name, {deleted, At}, Version, _} = New, State) when is_integer(At) ->
+    unfit(Name, Version, weir_limiters:take(Row, New, none), State);
+take(Row, {Name, Spec, Version, _} = New, State) ->
+    case {weir_limiter:name(Name), weir_limiter:parse(Spec)} of
+        {{ok, Name}, {ok, Compiled}} -> unfit(Name, Version, weir_limiters:take(Row, New, Compiled), State);
+        {{error, _} = Error, _} -> unfit(Name, Version, Error, State);
+        {_, {error, _} = Error} -> unfit(Name, Version, Error, State)
     end.
 
 unfit(Name, _Version, ok, #state{unfit = Unfit} = State) ->
@@ -426,10 +381,7 @@ unfit(Name, Version, {error, Message}, #state{unfit = Unfit} = State) ->
 %% Tombstones that have done their duty, or are too many.
 bury() ->
     Now = erlang:system_time(millisecond),
-    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _} <- entries()]),
+    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- weir_limiters:rows()]),
     Old = [Name || {At, Name} <- Deleted, Now - At > ?KEEP_DELETED_MS],
     TooMany = [Name || {_, Name} <- lists:sublist(Deleted, max(0, length(Deleted) - ?MAX_DELETED))],
-    lists:foreach(fun(Name) ->
-                          true = ets:delete(?MODULE, Name),
-                          weir_replica:put_limiter(Name)
-                  end, Old ++ TooMany).
+    lists:foreach(fun weir_limiters:forget/1, Old ++ TooMany).

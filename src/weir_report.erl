@@ -10,24 +10,38 @@
 %% be admitted because births of other nodes are on their way (`expected': what arrives within one delay, twice, by the arrivals of
 %% the last second, `worst': if each node were asked for all that is left within one delay), and have been (`exceeded'). Under
 %% `scope => exact' also the key's `owner' and the `second', which stands by, as this node sees it.
+%% With a name: its `source' (weir_source), and `advice' if there is any (weir_limiter).
 %% The table's `memory_bytes' are with what the machine holds of its keys.
 -spec explain(weir:limiter(), weir:key(), map()) -> map().
 explain(Limiter, Key, Explained) ->
     case {spec(Limiter), weir_machine:attached()} of
         {none, _} ->
             #{scope => local};
-        {{_, #{scope := local}}, _} ->
-            #{scope => local};
+        {{Name, #{scope := local}}, _} ->
+            sourced(Name, #{scope => local});
         {{Name, #{scope := Scope, partition := Partition} = Spec}, {ok, Machine}} ->
             #{table := #{memory_bytes := Bytes} = Table} = Explained,
             #{Name := Beside} = bytes([Name]),
             Of = #{scope => Scope, partition => Partition, nodes => nodes_of(Machine), peers => peers(Machine),
                    table => Table#{memory_bytes := Bytes + Beside}},
             KeyHash = weir_table:key_hash(Key),
-            maps:merge(owners(Scope, KeyHash, Of), unsent(Machine, weir_limiter:number(Name), KeyHash, Spec, Explained));
-        {{_, #{scope := Scope, partition := Partition}}, none} ->
-            owners(Scope, weir_table:key_hash(Key),
-                   #{scope => Scope, partition => Partition, nodes => #{live => 1, registered => 1}, peers => []})
+            maps:merge(advised(Spec, Of, sourced(Name, owners(Scope, KeyHash, Of))), unsent(Machine, weir_limiter:number(Name), KeyHash, Spec, Explained));
+        {{Name, #{scope := Scope, partition := Partition}}, none} ->
+            sourced(Name, owners(Scope, weir_table:key_hash(Key),
+                                 #{scope => Scope, partition => Partition, nodes => #{live => 1, registered => 1}, peers => []}))
+    end.
+
+%% (It may have been deleted meanwhile.)
+sourced(Name, Of) ->
+    case weir_registry:source(Name) of
+        {ok, Source} -> Of#{source => Source};
+        error -> Of
+    end.
+
+advised(Spec, #{nodes := #{live := Live}}, Of) ->
+    case weir_limiter:advice(Spec, Live) of
+        none -> Of;
+        Advice -> Of#{advice => Advice}
     end.
 
 %% Which node decides the key, and which one stands by.

@@ -32,7 +32,7 @@ start_link(SecretId) ->
 
 -spec init(fun(() -> weir_secret:id())) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
 init(SecretId) ->
-    ok = weir_registry:make_table(),
+    ok = weir_limiters:make_table(),
     ok = weir_members:make_table(SecretId),
     Workers = [#{id => Module, start => {Module, start_link, []}}
                || Module <- [weir_clock, weir_members, weir_registry, weir_replica, weir_owner, weir_sweeper]],

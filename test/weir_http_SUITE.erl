@@ -14,7 +14,7 @@
 all() ->
     [allowed_then_denied, denied_for_ever, a_list_is_decided_in_one_go, typed_keys_are_erlang_terms, one_key_over_both_doors,
      hostile_bodies_are_refused, nothing_is_counted_when_one_item_is_wrong, unknown_limiter, methods_and_paths,
-     limiters_come_and_go, bad_limiters_are_explained, strange_names, explain, health, metrics, examples_of_the_page_hold, requests_in_a_row,
+     limiters_come_and_go, sources_are_shown, bad_limiters_are_explained, strange_names, explain, health, metrics, examples_of_the_page_hold, requests_in_a_row,
      bodies_in_pieces, keys_stay_out_of_the_log, running_requests_finish, running_requests_are_cut_in_the_end,
      a_taken_port_is_explained, bad_options_are_explained, the_listener_comes_back].
 
@@ -178,6 +178,27 @@ strange_names(_) ->
     [?assertMatch({Name, {400, _, _}}, {Name, request("PUT", "/v1/limiters/" ++ Name, [], <<"{\"rate\":[5,\"minute\"]}">>)})
      || Name <- [lists:duplicate(256, $x), "%FF", "compiled:x"]].
 
+%% Where a limiter comes from.
+sources_are_shown(_) ->
+    {201, _, _} = request("PUT", "/v1/limiters/new", [], <<"{\"rate\":[5,\"minute\"]}">>),
+    {200, _, Body} = request("GET", "/v1/limiters"),
+    Node = atom_to_binary(node()),
+    #{<<"limiters">> := Limiters, <<"sources">> := Sources} = json(Body),
+    ?assertEqual(maps:keys(Limiters), maps:keys(Sources)),
+    ?assertMatch(#{<<"login">> := #{<<"by">> := <<"configured">>, <<"node">> := Node, <<"at_ms">> := _},
+                   <<"new">> := #{<<"by">> := <<"put">>, <<"node">> := Node, <<"at_ms">> := _}}, Sources),
+    #{<<"new">> := Put, <<"login">> := Configured} = Sources,
+    [begin
+         {200, _, Explained} = request("GET", "/v1/explain?key=a&limiter=" ++ Name),
+         ?assertMatch(#{<<"source">> := Source}, json(Explained))
+     end || {Name, Source} <- [{"new", Put}, {"login", Configured}]],
+    ok = application:stop(weir),
+    ok = application:set_env(weir, config_version, 7),
+    ok = start(#{port => 0}),
+    ok = application:unset_env(weir, config_version),
+    {200, _, Again} = request("GET", "/v1/limiters"),
+    ?assertMatch(#{<<"sources">> := #{<<"login">> := #{<<"config_version">> := 7}}}, json(Again)).
+
 explain(_) ->
     {allow, 3} = weir:check(login, {1, 2, 3, 4}, 2),
     {200, _, Body} = request("GET", "/v1/explain?limiter=login&ip=1.2.3.4"),
@@ -206,6 +227,11 @@ metrics(_) ->
          [?assertMatch({Name, Values, [_ | _]}, {Name, Values, binary:matches(Page, [<<"\n", Text/binary>>])}) || {Values, _} <- Series]
      end || {Name, Kind, _Help, _Labels, Series} <- weir_metrics:metrics()],
     ?assertMatch([_ | _], binary:matches(Page, [<<"limiter=\"login\"">>])),
+    %% A name that isn't UTF-8, which put_limiter/2 takes, doesn't spoil the page: Prometheus would refuse all of it.
+    ok = weir:put_limiter(<<255>>, #{rate => {5, minute}}),
+    {200, _, WithName} = request("GET", "/metrics"),
+    ?assertEqual(WithName, unicode:characters_to_binary(WithName)),
+    ?assertMatch([_ | _], binary:matches(WithName, [<<"limiter=\"", 255/utf8, "\"">>])),
     %% A registry of its own: nothing of the VM's, which the library's default registry has.
     ?assertEqual(nomatch, binary:match(Page, [<<"erlang_vm">>])).
 

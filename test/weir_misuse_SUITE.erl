@@ -204,11 +204,17 @@ specs_of_wrong_types(_) ->
                          {5, {minute, 1}}, {5, {1, {2, minute}}}, #{n => 5}]] ++
             [{#{rate => {5, minute}, burst => Burst}, ["burst", "positive integer"]}
              || Burst <- [0, -1, 1.0, five, <<"5">>, infinity, undefined, []]] ++
+            [{#{rate => {5, minute}, timeout => Ms}, ["timeout", "1 to 60000"]} || Ms <- [0, -1, 60001, 100.0, infinity, <<"5">>]] ++
+            [{#{rate => {5, minute}, flush_after => Ms}, ["flush_after", "1 to 86400000"]} || Ms <- [0, 86400001, never]] ++
             [{#{rate => {5, minute}, max_keys => Max}, ["max_keys"]}
              || Max <- [0, -1, 1.0, infinity, <<>>, 1 bsl 28 + 1, 1 bsl 64]] ++
             [{#{rate => {5, minute}, on_error => OnError}, ["on_error", "allow or deny"]}
              || OnError <- [crash, true, <<"allow">>, "deny", undefined]] ++
-            [{#{rate => {5, minute}, shadow => Shadow}, ["shadow", "true or false"]} || Shadow <- [1, yes, <<"true">>, undefined]]].
+            [{#{rate => {5, minute}, shadow => Shadow}, ["shadow", "true or false"]} || Shadow <- [1, yes, <<"true">>, undefined]]],
+    %% The most is taken.
+    [?assertMatch({ok, #{spec := #{timeout := Ms, flush_after := Flush}}},
+                  weir_limiter:parse(#{rate => {5, minute}, timeout => Ms, flush_after => Flush}))
+     || {Ms, Flush} <- [{1, 1}, {60000, 86400000}]].
 
 bad_spec(Spec, Words) ->
     [weir_test:fault(Ask, Words) || Ask <- [fun() -> weir:put_limiter(login, Spec) end, fun() -> weir:put_limiter(new, Spec) end,

@@ -33,7 +33,8 @@ unknown(Name, At) ->
 
 list(_Req) ->
     Specs = [{Name, weir_http_spec:to_json(Spec)} || {Name, Spec} <- lists:sort(maps:to_list(weir:limiters()))],
-    {200, weir_http_request:json(), weir_http_json:encode({[{<<"limiters">>, {Specs}}]})}.
+    Sources = [{Name, {lists:sort(maps:to_list(Source))}} || {Name, Source} <- lists:sort(maps:to_list(weir:sources()))],
+    {200, weir_http_request:json(), weir_http_json:encode({[{<<"limiters">>, {Specs}}, {<<"sources">>, {Sources}}]})}.
 
 one(<<"PUT">>, Name, Req) -> put_limiter(utf8(Name), weir_http_request:body(Req));
 one(<<"DELETE">>, Name, _Req) -> delete(Name);

@@ -5,7 +5,7 @@ defmodule Shop.Application do
   @impl true
   def start(_type, _args) do
     children = [
-      {:weir, limiters: %{login: %{rate: {5, :minute}}}}
+      {:weir, limiters: %{login: %{rate: {5, :minute}, scope: :exact}}}
     ]
 
     Supervisor.start_link(children, strategy: :one_for_one, name: Shop.Supervisor)

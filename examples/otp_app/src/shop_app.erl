@@ -5,7 +5,7 @@
 
 -spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
 start(_Type, _Args) ->
-    ok = weir:put_limiter(login, #{rate => {5, minute}}),
+    ok = weir:put_limiter(login, #{rate => {5, minute}, scope => exact}),
     case shop_sup:start_link() of
         {ok, Pid} -> {ok, Pid};
         ignore -> {error, ignored};
