@@ -61,7 +61,7 @@
                 nodes = {} :: tuple(), names = {} :: tuple(), place = 0 :: non_neg_integer(),
                 awaited = #{} :: #{node() => ms()}, greeted = #{} :: #{node() => true},
                 asks = [] :: [{reference(), ask()}], count = 0 :: non_neg_integer(), others_handled = 0 :: non_neg_integer(),
-                sent = #{} :: #{pos_integer() => {node(), [{reference(), ask()}]}}, batch = 1 :: pos_integer(),
+                sent = #{} :: #{pos_integer() => {node(), [{reference(), ask()}], {Stamp :: non_neg_integer(), SentNs :: integer()}}}, batch = 1 :: pos_integer(),
                 waiting = [] :: [{reference(), ask()}], timer = none :: none | reference(), out = 0 :: non_neg_integer(),
                 giving = #{} :: #{reference() => {pid(), {joined | left, node()} | {leave, gen_server:from()}}},
                 seen :: ms(), patience = 2000 :: pos_integer()}).
@@ -134,7 +134,7 @@ init([]) ->
 handle_call(leave, From, State) ->
     more(leaving(From, State));
 handle_call({weir_owner, 1, Node, What}, _From, State) ->
-    case is_atom(Node) andalso weir_members:is_member(Node) of
+    case is_atom(Node) andalso (Node =:= node() orelse weir_members:is_member(Node)) of
         true ->
             {Reply, New} = given(What, Node, State),
             reply(Reply, New);
@@ -276,10 +276,11 @@ ask(Place, Asks, #state{names = Names, others = Others} = State) ->
 ask_node(_Node, Asks, #state{out = Out} = State) when Out + length(Asks) > ?MAX_OUT ->
     refuse(Asks, State);
 ask_node(Node, Asks, #state{batch = Batch, sent = Sent, out = Out} = State) ->
+    Since = {weir_nif:owner_stamp(), weir_clock:now()},
     case say(Node, {asks, Batch, [item(Asked) || Asked <- Asks]}) of
         ok ->
             ok = count(asked, length(Asks)),
-            State#state{batch = Batch + 1, sent = Sent#{Batch => {Node, Asks}}, out = Out + length(Asks)};
+            State#state{batch = Batch + 1, sent = Sent#{Batch => {Node, Asks, Since}}, out = Out + length(Asks)};
         _ ->
             wait(Asks, State)
     end.
@@ -316,8 +317,8 @@ heard({asks, Batch, Items}, Node, #state{place = Place} = State) when is_integer
     end;
 heard({answers, Batch, Answers}, Node, #state{sent = Sent} = State) when length(Answers) =< ?BATCH ->
     case Sent of
-        #{Batch := {Node, Asks}} when length(Asks) =:= length(Answers) ->
-            answered(lists:zip(Asks, Answers), took(Batch, Asks, State));
+        #{Batch := {Node, Asks, Since}} when length(Asks) =:= length(Answers) ->
+            answered(lists:zip(Asks, Answers), Since, took(Batch, Asks, State));
         #{} ->
             State
     end;
@@ -333,18 +334,26 @@ took(Batch, Asks, #state{sent = Sent, out = Out} = State) ->
     State#state{sent = maps:remove(Batch, Sent), out = Out - length(Asks)}.
 
 %% What the owner doesn't know of may be new here, or deleted in a moment: it is asked again.
-answered(Answered, State) ->
+answered(Answered, {Stamp, SentNs}, State) ->
     Good = [{Asked, Outcome} || {Asked, Outcome} <- Answered, is_outcome(Outcome)],
     _ = [answer(Asked, Outcome) || {Asked, Outcome} <- Good],
+    ok = weir_nif:owner_learn([{Number, hash(KeyHash), Limit, Remaining, ResetMs}
+                               || {{_, {_, Number, KeyHash, _, _}}, {_, Limit, Remaining, ResetMs, _, _, _} = Outcome} <- Good, tells_a_denial(Outcome)],
+                              Stamp, SentNs),
     ok = raise(<< <<Number:32/little, (hash(KeyHash)):64/little, Tat:64/little>>
                   || {{_, {_, Number, KeyHash, _, _}}, {_, _, _, _, _, Tat, _}} <- Good >>),
     wait([Asked || {Asked, Outcome} <- Answered, not is_outcome(Outcome)], State).
 
 is_outcome({Allowed, Limit, Remaining, ResetMs, RetryMs, Tat, Reason}) ->
-    is_atom(Reason) andalso is_boolean(Allowed) andalso is_integer(Limit) andalso is_integer(Remaining) andalso Remaining >= 0 andalso is_integer(ResetMs)
+    is_atom(Reason) andalso is_boolean(Allowed) andalso is_integer(Limit) andalso Limit < 1 bsl 60 andalso is_integer(Remaining)
+        andalso Remaining >= 0 andalso Remaining =< Limit andalso is_integer(ResetMs) andalso ResetMs >= 0 andalso ResetMs < 1 bsl 60
         andalso (RetryMs =:= infinity orelse is_integer(RetryMs)) andalso (Allowed orelse RetryMs > 0) andalso is_integer(Tat);
 is_outcome(_) ->
     false.
+
+%% What was denied, or was the last of it: the next one is denied as well.
+tells_a_denial({Allowed, _, Remaining, _, _, _, Reason}) ->
+    (Reason =:= limited andalso not Allowed) orelse (Reason =:= ok andalso Remaining =:= 0).
 
 raise(Levels) when is_binary(Levels), byte_size(Levels) =< ?MAX_LEVELS, byte_size(Levels) rem 20 =:= 0 ->
     weir_nif:owner_raise(Levels);
@@ -367,6 +376,11 @@ given(welcome, Node, State) ->
     {ok, welcomed(Node, add(Node, State))};
 given(bye, Node, State) ->
     {ok, remove(Node, State)};
+given({forget, KeyHash}, _Node, State) ->
+    case is_hash(KeyHash) of
+        true -> {weir_nif:owner_forget(KeyHash), State};
+        false -> {malformed, State}
+    end;
 given(_, _Node, State) ->
     {unknown, State}.
 
@@ -397,8 +411,8 @@ remove(Node, #state{others = Others} = State0) when is_map_key(Node, Others) ->
     State = give_up(Node, State0),
     {#other{id = Id, monitor = Monitor}, Rest} = maps:take(Node, Others),
     true = erlang:demonitor(Monitor, [flush]),
-    {Back, Sent} = lists:partition(fun({_, {To, _}}) -> To =:= Node end, maps:to_list(State#state.sent)),
-    Asks = lists:append([Asks || {_, {_, Asks}} <- Back]),
+    {Back, Sent} = lists:partition(fun({_, {To, _, _}}) -> To =:= Node end, maps:to_list(State#state.sent)),
+    Asks = lists:append([Asks || {_, {_, Asks, _}} <- Back]),
     Removed = shared(State#state{others = Rest, sent = maps:from_list(Sent), out = State#state.out - length(Asks),
                                  greeted = maps:remove(Node, State#state.greeted)}),
     welcomed(Node, wait(Asks, give({left, Node}, Id, maps:keys(Rest), Removed)));
@@ -474,6 +488,7 @@ shared(#state{others = Others, phase = Phase, node = Self} = State) ->
     Own = [{weir_members:node_id(Self), Self} || Phase =/= leaving],
     {Ids, Names} = lists:unzip(lists:sort(Own ++ [{Id, Node} || {Node, #other{id = Id}} <- maps:to_list(Others)])),
     Nodes = list_to_tuple(Ids),
+    ok = weir_nif:owner_forget(all),
     _ = try ets:insert(weir_members, {owners, Nodes, list_to_tuple(Names)})
         catch error:badarg -> stopping
         end,
@@ -526,7 +541,7 @@ named(State) -> join(State#state{node = node()}).
 
 %% Questions whose callers have all gone: the node doesn't answer.
 given_up(Now, #state{sent = Sent} = State) ->
-    Over = [{Batch, Asks} || {Batch, {_, Asks}} <- maps:to_list(Sent),
+    Over = [{Batch, Asks} || {Batch, {_, Asks, _}} <- maps:to_list(Sent),
                              lists:all(fun({_, {_, _, _, _, Deadline}}) -> Deadline < Now end, Asks)],
     lists:foldl(fun({Batch, Asks}, Known) -> took(Batch, Asks, Known) end, State, Over).
 
