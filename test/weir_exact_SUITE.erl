@@ -434,14 +434,15 @@ many_waiting(_) ->
     ok = call(Owner, sys, resume, [weir_owner]),
     wait_until(settled, fun() -> #{out => 0, waiting => 0} =:= call(Other, ?MODULE, waiting, []) end).
 
-%% By the places of weir_owner's record.
 waiting() ->
-    State = sys:get_state(weir_owner),
-    #{out => element(17, State), waiting => length(element(15, State))}.
+    maps:with([out, waiting], core_counts()).
 
 %% Questions sent to that node, without an answer.
 sent_to(Node) ->
-    lists:sum([length(Asks) || {To, Asks, _} <- maps:values(element(13, sys:get_state(weir_owner))), To =:= Node]).
+    maps:get(Node, maps:get(sent, core_counts()), 0).
+
+core_counts() ->
+    weir_owner_core:counts(element(2, sys:get_state(weir_owner))).
 
 %% ---- asking
 
@@ -544,7 +545,7 @@ agree(Peers) ->
 
 shares() ->
     try {ets:lookup(weir_members, owners), sys:get_state(weir_owner)} of
-        {[{owners, _, Names}], State} -> {element(2, State), lists:sort(tuple_to_list(Names))}
+        {[{owners, _, Names}], State} -> {weir_owner_core:phase(element(2, State)), lists:sort(tuple_to_list(Names))}
     catch _:_ -> starting
     end.
 
