@@ -274,9 +274,10 @@ execute({demonitor, Node}, #state{monitors = Monitors} = State) ->
     {Monitor, Rest} = maps:take(Node, Monitors),
     true = erlang:demonitor(Monitor, [flush]),
     State#state{monitors = Rest};
-execute({give, What, To, {Nodes, Names, How, Changed}, Last}, #state{giving = Giving} = State) ->
+execute({give, What, To, Nodes, Names, Scans, Last}, #state{giving = Giving} = State) ->
     Self = weir_members:node_id(node()),
-    Scan = fun() -> [{element(Place, Names), Levels} || {Place, Levels} <- weir_nif:owner_levels(Nodes, Self, Changed, How)] end,
+    Scan = fun() -> [{element(Place, Names), Levels}
+                     || {How, Changed} <- Scans, {Place, Levels} <- weir_nif:owner_levels(Nodes, Self, Changed, How)] end,
     {Pid, Monitor} = weir_handover:start(To, Scan, Last),
     State#state{giving = Giving#{Monitor => {Pid, What}}};
 execute({stop_giving, What}, #state{giving = Giving} = State) ->

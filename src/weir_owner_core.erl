@@ -31,7 +31,8 @@
                                 Deadline :: ms()}}.
 %% Of the moment before a question was sent: for weir_nif:owner_learn/3.
 -type since() :: {Stamp :: non_neg_integer(), SentNs :: integer()}.
--type giving() :: {joined | left, node()} | {leave, gen_server:from()}.
+%% `leave' is the levels, `bye' the last word, when all have them.
+-type giving() :: {joined | left, node()} | {leave | bye, gen_server:from()}.
 %% Whom a decision is for.
 -type whose() :: {own, [asked()]} | {theirs, node(), Batch :: integer()}.
 %% `connected' are members; `unheard' are those of them of whom nothing came for `peer_timeout'; `left': this node has left.
@@ -47,7 +48,7 @@
                 | {raise, Levels :: binary()} | {learn, list(), since()} | {forget, weir_nif:key_hash() | all}
                 | {sharing, Nodes :: tuple(), Names :: tuple()} | {count, asked | answered, pos_integer()}
                 | {again, [asked()]} | {again_in, ms()} | {monitor, node()} | {demonitor, node()}
-                | {give, giving(), [node()], {Nodes :: tuple(), Names :: tuple(), joined | left, Changed :: weir_members:id()},
+                | {give, giving(), [node()], Nodes :: tuple(), Names :: tuple(), [{joined | left, Changed :: weir_members:id()}],
                    weir_handover:last()}
                 | {stop_giving, giving()} | {not_told, giving(), Reason :: term()}.
 
@@ -63,12 +64,14 @@
 -record(other, {id :: weir_members:id(), since :: ms()}).
 %% `nodes' are the numbers of those that share the keys out, sorted, and `names' whose these are; `place' is this node's among them,
 %% 0 while it doesn't serve. `awaited' are nodes whose welcome is awaited, and when they last gave a sign. `sent' are questions to
-%% other nodes, `waiting' is for the next attempt. `giving' are handovers under way.
+%% other nodes, `waiting' is for the next attempt. `giving' are handovers under way; `fresh' came when this node was leaving already,
+%% `again': levels did; `leavers' are others that are leaving; `gone' wait for handovers to newcomers to end.
 -record(state, {phase = joining :: joining | serving | leaving, node :: node(), others = #{} :: #{node() => #other{}},
                 nodes = {} :: tuple(), names = {} :: tuple(), place = 0 :: non_neg_integer(),
                 awaited = #{} :: #{node() => ms()}, greeted = #{} :: #{node() => true},
                 sent = #{} :: #{pos_integer() => {node(), [asked()], since() | unsent}}, batch = 1 :: pos_integer(),
-                waiting = [] :: [asked()], out = 0 :: non_neg_integer(), giving = [] :: [giving()],
+                waiting = [] :: [asked()], out = 0 :: non_neg_integer(), giving = [] :: [giving()], fresh = [] :: [node()],
+                leavers = [] :: [node()], again = false :: boolean(), gone = [] :: [gen_server:from()],
                 seen :: ms(), patience :: pos_integer(), now :: ms(), effects = [] :: [effect()]}).
 -opaque state() :: #state{}.
 
@@ -106,7 +109,7 @@ on({look, Connected}, #state{others = Others, now = Now} = State) ->
     join(Connected, State#state{others = maps:map(fun(_, Other) -> Other#other{since = Now} end, Others)});
 on({member, Node, What}, State) -> heard(What, Node, looked(State));
 on({call, From, Node, What}, State) -> given(What, From, Node, State);
-on({leave, From, Connected}, State) -> leaving(From, lists:foldl(fun add/2, State, Connected));
+on({leave, From, Connected}, State) -> leaving(From, Connected, State);
 on({decide, Batch, Length}, State) -> decide(Batch, Length, looked(State));
 on({decided, Whose, Outcomes, Told}, State) -> decided(Whose, Outcomes, tell(Told, State));
 on({sent, Batch, Since}, State) -> sent(Batch, Since, State);
@@ -210,8 +213,10 @@ heard({answers, Batch, Answers}, Node, #state{sent = Sent} = State) when length(
     end;
 heard({told, Levels}, _Node, State) ->
     raise(Levels, State);
-heard(hello, Node, State) ->
-    hello(Node, State);
+heard(hello, Node, #state{leavers = Leavers} = State) ->
+    hello(Node, State#state{leavers = Leavers -- [Node]});
+heard(leaving, Node, #state{others = Others, leavers = Leavers} = State) when is_map_key(Node, Others) ->
+    without_leavers(State#state{leavers = [Node | Leavers -- [Node]]});
 heard(_, _Node, State) ->
     State.
 
@@ -256,7 +261,7 @@ raise(_, State) ->
 
 %% By calls, one after the other, of another node's weir_handover; `forget' also by this node.
 given({levels, Levels}, From, Node, #state{awaited = Awaited, now = Now} = State) ->
-    Raised = do({reply, From, ok}, raise(Levels, State)),
+    Raised = (do({reply, From, ok}, raise(Levels, State)))#state{again = State#state.again orelse Levels =/= <<>>},
     case Awaited of
         #{Node := _} -> Raised#state{awaited = Awaited#{Node := Now}};
         #{} -> Raised
@@ -300,8 +305,8 @@ remove(Node, #state{others = Others} = State0) when is_map_key(Node, Others) ->
     {Back, Sent} = lists:partition(fun({_, {To, _, _}}) -> To =:= Node end, maps:to_list(State#state.sent)),
     Asks = lists:append([Asks || {_, {_, Asks, _}} <- Back]),
     Removed = shared(State#state{others = Rest, sent = maps:from_list(Sent), out = State#state.out - length(Asks),
-                                 greeted = maps:remove(Node, State#state.greeted)}),
-    welcomed(Node, wait(Asks, give({left, Node}, Id, maps:keys(Rest), Removed)));
+                                 greeted = maps:remove(Node, State#state.greeted), leavers = State#state.leavers -- [Node]}),
+    welcomed(Node, wait(Asks, left_again(give({left, Node}, Id, maps:keys(Rest), Removed))));
 remove(Node, State) ->
     welcomed(Node, State).
 
@@ -318,6 +323,12 @@ welcomed(Node, #state{awaited = Awaited} = State) ->
 %% It takes part from now on, and gets the levels of its keys. That it says hello again means that something of it was lost.
 hello(Node, #state{phase = joining, others = Others, awaited = Awaited, now = Now} = State) when not is_map_key(Node, Others) ->
     hello(Node, add(Node, State#state{awaited = Awaited#{Node => Now}}));
+hello(Node, #state{phase = leaving, others = Others, giving = Giving, fresh = Fresh} = State)
+  when not is_map_key(Node, Others) ->
+    case lists:keymember(leave, 1, Giving) orelse lists:keymember(bye, 1, Giving) of
+        true -> left_again(without_leavers(add(Node, State#state{fresh = [Node | Fresh]})));
+        false -> give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State))
+    end;
 hello(Node, State) ->
     greet(Node, give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State))).
 
@@ -341,24 +352,77 @@ give({How, _} = What, Id, To, #state{giving = Giving, phase = Phase, nodes = Nod
                        {joined, leaving} -> bye;
                        {joined, _} -> welcome
                    end,
-            do({give, What, To, {Nodes, Names, How, Id}, Last}, State#state{giving = [What | Giving]})
+            do({give, What, To, Nodes, Names, [{How, Id}], Last}, State#state{giving = [What | Giving]})
     end.
 
 %% (A node that didn't get its levels says hello again.)
-gave({leave, From} = What, _Reason, #state{giving = Giving} = State) ->
-    do({reply, From, ok}, State#state{giving = Giving -- [What]});
+gave({How, From} = What, _Reason, #state{giving = Giving, gone = Gone, again = Again, others = Others, nodes = Nodes, names = Names} = State)
+  when How =:= leave; How =:= bye ->
+    Rest = State#state{giving = Giving -- [What]},
+    Stayers = has_stayers(State),
+    if
+        Again, Stayers ->
+            give_all(From, Rest);
+        map_size(Others) > 0, How =:= leave ->
+            do({give, {bye, From}, maps:keys(Others), Nodes, Names, [], bye}, Rest#state{giving = [{bye, From} | Rest#state.giving]});
+        true ->
+            gone(Rest#state{gone = [From | Gone]})
+    end;
 gave(What, normal, #state{giving = Giving} = State) ->
-    State#state{giving = Giving -- [What]};
+    gone(State#state{giving = Giving -- [What]});
 gave(What, Reason, #state{giving = Giving} = State) ->
-    do({not_told, What, Reason}, State#state{giving = Giving -- [What]}).
+    gone(do({not_told, What, Reason}, State#state{giving = Giving -- [What]})).
+
+%% Whoever asked this node to leave is answered when nothing is under way any more.
+gone(#state{giving = [], gone = Gone} = State) ->
+    lists:foldl(fun(From, Known) -> do({reply, From, ok}, Known) end, State#state{gone = []}, Gone);
+gone(State) ->
+    State.
 
 %% (Also to those that have only just come, and haven't said hello yet: they would find nobody who knows the levels.)
-leaving(From, #state{others = Others} = State) when map_size(Others) =:= 0 ->
-    do({reply, From, ok}, State);
-leaving(From, #state{others = Others, node = Self} = State) ->
-    #state{nodes = Nodes, names = Names, giving = Giving} = Left = shared(State#state{phase = leaving, awaited = #{}}),
-    do({give, {leave, From}, maps:keys(Others), {Nodes, Names, left, weir_members:node_id(Self)}, bye},
-       Left#state{giving = [{leave, From} | Giving]}).
+leaving(From, Connected, #state{others = Others} = State) ->
+    Fresh = [Node || Node <- Connected, not is_map_key(Node, Others)],
+    case maps:keys(Others) ++ Fresh of
+        [] ->
+            do({reply, From, ok}, State);
+        All ->
+            Known = lists:foldl(fun add/2, State#state{phase = leaving, awaited = #{}, fresh = Fresh}, Fresh),
+            Said = lists:foldl(fun(Node, Saying) -> say(Node, leaving, Saying) end, Known, All),
+            give_all(From, without_leavers(shared(Said)))
+    end.
+
+%% Two that leave don't give each other what both would have to give away again, unless there is nobody else: one of them may hear
+%% of a newcomer in time.
+without_leavers(#state{phase = leaving, leavers = Leavers} = State) ->
+    case has_stayers(State) of
+        true -> lists:foldl(fun remove/2, State, Leavers);
+        false -> State
+    end;
+without_leavers(State) ->
+    State.
+
+has_stayers(#state{others = Others, leavers = Leavers}) ->
+    maps:keys(Others) -- Leavers =/= [].
+
+%% What this node owned, to who comes after it, and to the fresh all that they are to know. Nobody is said bye to before all have
+%% their levels: of several that leave at once, one may be given levels that are for the next one, and pass them on first.
+give_all(From, #state{others = Others, node = Self, nodes = Nodes, names = Names, giving = Giving, fresh = Fresh} = State) ->
+    Scans = [{left, weir_members:node_id(Self)} | [{joined, weir_members:node_id(Node)} || Node <- Fresh, is_map_key(Node, Others)]],
+    do({give, {leave, From}, maps:keys(Others), Nodes, Names, Scans, none}, State#state{giving = [{leave, From} | Giving], again = false}).
+
+%% Several leave at once: what this node gave to one that has gone as well, or was given by it, others are to have.
+left_again(#state{phase = leaving, giving = Giving, others = Others} = State) ->
+    lists:foldl(fun({How, From} = What, #state{giving = Known} = Again) when How =:= leave; How =:= bye ->
+                        Stopped = do({stop_giving, What}, Again#state{giving = Known -- [What]}),
+                        case map_size(Others) of
+                            0 -> gone(Stopped#state{gone = [From | Stopped#state.gone]});
+                            _ -> give_all(From, Stopped)
+                        end;
+                   (_, Again) ->
+                        gone(Again)
+                end, gone(State), Giving);
+left_again(State) ->
+    State.
 
 %% Sorted, so that places are the same for explanations whatever came first. What owners said of keys was of the owners before.
 shared(#state{others = Others, phase = Phase, node = Self} = State) ->
