@@ -27,11 +27,13 @@ main([Length, File]) ->
                 {"weir, the owner is this node", fun(Key) -> weir:check(bench_exact, Key) end, Here}],
     Sections = [section(Callers, Variants, Rounds) || Callers <- [1, 16, 128]],
     Many = many(There, Rounds),
+    Denied = [denied(Callers, Other, Rounds) || Callers <- [1, 64]],
     ok = file:write_file(File, ["\n## One owner a key\n\nTwo nodes on loopback, microseconds a call and calls a second of all callers; "
                                 "medians of ", integer_to_list(Rounds), " slices of ", integer_to_list(?SLICE_MS),
                                 " ms, the variants in turn. Ratios are to `erpc:call`.\n" | Sections] ++
                         ["\n`weir:check_many/1` of ", integer_to_list(?MANY), " keys of the other node, one caller: ", bench_report:number(Many),
-                         " us a decision.\n"]).
+                         " us a decision.\n",
+                         "\n### A flood of exhausted keys\n\nThe owner is the other node; CPU of both nodes' processes.\n" | Denied]).
 
 two_nodes() ->
     _ = os:cmd("epmd -daemon"),
@@ -112,6 +114,48 @@ calls(Call, Keys, N, Until, Times) ->
         End when End < Until -> calls(Call, Keys, N + 7, Until, [End - Start | Times]);
         End -> [End - Start | Times]
     end.
+
+%% By each way in turn: what weir does, and a message to the owner for each, as it was before denials were known where they are asked for.
+denied(Callers, Other, Rounds) ->
+    Limiter = {bench_denied, <<"bench_denied">>},
+    ok = weir:put_limiter(bench_denied, #{rate => {1, hour}, burst => 1, scope => exact, timeout => 10000}),
+    ok = known(Other, <<"bench_denied">>),
+    Keys = list_to_tuple(lists:sublist(keys(Other), 200)),
+    _ = [weir:check(bench_denied, Key) || Key <- tuple_to_list(Keys), _ <- [first, second]],
+    Ways = [{"asked of the owner", fun(Key) -> asked(Limiter, Key) end}, {"denied here", fun(Key) -> weir:check(bench_denied, Key) end}],
+    Results = [{Title, flood(Call, Keys, Callers, Other)} || _ <- lists:seq(0, Rounds), {Title, Call} <- Ways],
+    [Asked, Here] = [bench_report:median([Us || {T, Us} <- lists:nthtail(2, Results), T =:= Title]) || {Title, _} <- Ways],
+    ["\n", bench_report:table([[integer_to_list(Callers), " at once"], "CPU, us a decision", "less by"],
+                              [["asked of the owner", bench_report:number(Asked), ""],
+                               ["denied here", bench_report:number(Here), bench_report:ratio(Asked, Here)]])].
+
+asked({Limiter, Name}, Key) ->
+    #{allowed := false, retry_ms := Ms} = weir_exact:decide(Limiter, Key, 1, {weir_limiter:number(Name), weir_table:key_hash(Key)}),
+    {deny, Ms}.
+
+%% Microseconds of CPU a decision.
+flood(Call, Keys, Callers, Other) ->
+    Nodes = [os:getpid(), erpc:call(Other, os, getpid, [])],
+    Before = lists:sum([cpu_us(Pid) || Pid <- Nodes]),
+    Until = erlang:monotonic_time(millisecond) + ?SLICE_MS,
+    Self = self(),
+    Pids = [spawn_link(fun() -> Self ! {self(), floods(Call, Keys, N, Until, 0)} end) || N <- lists:seq(1, Callers)],
+    Count = lists:sum([receive {Pid, Some} -> Some end || Pid <- Pids]),
+    (lists:sum([cpu_us(Pid) || Pid <- Nodes]) - Before) / Count.
+
+floods(Call, Keys, N, Until, Count) ->
+    _ = [{deny, _} = Call(element(1 + (N + I) rem tuple_size(Keys), Keys)) || I <- lists:seq(1, 16)],
+    case erlang:monotonic_time(millisecond) < Until of
+        true -> floods(Call, Keys, N + 16, Until, Count + 16);
+        false -> Count + 16
+    end.
+
+%% Of all threads, in ticks of 10 ms.
+cpu_us(Pid) ->
+    {ok, Stat} = file:read_file(["/proc/", Pid, "/stat"]),
+    [_, Fields] = string:split(Stat, ") ", trailing),
+    [User, System] = lists:sublist(string:lexemes(Fields, " "), 12, 2),
+    (binary_to_integer(User) + binary_to_integer(System)) * 10000.
 
 many(Keys, Rounds) ->
     Items = [{bench_exact, element(I, Keys), 1} || I <- lists:seq(1, ?MANY)],

@@ -134,12 +134,15 @@ peek(Limiter, Key) ->
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 
-%% @doc Gives the key all its tokens. With `scope => exact' it waits until the other nodes have heard of it, for the
-%% limiter's `timeout' at most (twice that while a rotation of the secret is under way).
--spec reset(limiter(), key()) -> ok.
+%% @doc Gives the key all its tokens. With `scope => exact' it waits until the other nodes have heard of it, and have
+%% forgotten what they knew of the key. Each of the two takes the limiter's `timeout' at most (twice that while a rotation
+%% of the secret is under way). Nodes that are connected and didn't answer by then are named in the error: they may deny
+%% the key for two seconds more.
+-spec reset(limiter(), key()) -> ok | {error, {not_reached, [node()]}}.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
         ok -> ok;
+        {error, {not_reached, _}} = Error -> Error;
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 

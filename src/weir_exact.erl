@@ -6,7 +6,7 @@
 %% asked because too many wait, this node decides on what it knows, as under `scope => cluster', and the partition policy applies.
 -module(weir_exact).
 
--export([decide/4, decide_many/1]).
+-export([decide/4, decide_many/1, forget/2]).
 
 -type hashed() :: {weir_nif:limiter_number(), weir_nif:owned_key()}.
 -type item() :: {weir_nif:limiter(), Key :: term(), Hits :: pos_integer(), hashed()}.
@@ -33,6 +33,22 @@ decide_many(Items) ->
 decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat, Reason}) ->
     #{allowed => Allowed, limit => Limit, remaining => Remaining, reset_ms => ResetMs, retry_ms => RetryMs,
       reason => Reason}.
+
+%% After a reset: what is known on this node and on those that are connected, and denies the key. The nodes that didn't answer in
+%% WaitMs for each hash.
+%%
+%% Why a reset holds on all nodes that answered: their tables, and with them the owner's, were reset before this is called. A
+%% node keeps no answer to a question that it sent before it forgot. So what it knows after this, an owner said after its own
+%% table was reset. A node that isn't reached forgets by itself within two seconds (include/weir/known_levels.hpp).
+-spec forget([weir_nif:key_hash()], pos_integer()) -> [node()].
+forget(Hashes, WaitMs) ->
+    Nodes = [node() | weir_members:connected()],
+    lists:usort([Node || Hash <- Hashes, Node <- Nodes -- forgot(Nodes, Hash, WaitMs)]).
+
+%% (A node of the release before knows no level, and says that it doesn't know the question.)
+forgot(Nodes, Hash, WaitMs) ->
+    {Replies, _} = gen_server:multi_call(Nodes, weir_owner, {weir_owner, 1, node(), {forget, Hash}}, WaitMs),
+    [Node || {Node, Reply} <- Replies, Reply =:= ok orelse Reply =:= unknown].
 
 %% ---- asking ----
 

@@ -24,7 +24,7 @@ start(Nodes, Scan, Last) ->
                           %% One node's failure is not the others', but who ends this process ends all.
                           _ = process_flag(trap_exit, true),
                           Told = Scan(),
-                          Monitors = [spawn_opt(fun() -> tell(Node, proplists:get_value(Node, Told, <<>>), Last) end, [link, monitor])
+                          Monitors = [spawn_opt(fun() -> tell(Node, iolist_to_binary(proplists:get_all_values(Node, Told)), Last) end, [link, monitor])
                                       || Node <- Nodes],
                           case [Node || {Node, Monitor} <- lists:zip(Nodes, Monitors), not ended(Monitor)] of
                               [] -> ok;

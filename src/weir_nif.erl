@@ -9,7 +9,7 @@
 
 -export([check/3, check/4, decide/4, check_many/2, decide_many/2, batch_add/3, batch_check/2, batch_decide/2]).
 -export([peek/3, explain/3, reset/3, key_hash/2]).
--export([owner_decide/3, owner_rank/2, owner_raise/1, owner_levels/4]).
+-export([owner_decide/3, owner_stamp/0, owner_learn/3, owner_forget/1, owner_rank/2, owner_raise/1, owner_levels/4]).
 -export([put/8, alias/2, convert/1, delete/1, delete_all/0, maintain/0, handle/1, stats/0, set_secret/1,
          rotate_secret/3, rotation_left/0]).
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
@@ -28,7 +28,7 @@
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 4).
+-define(ABI, 5).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().
@@ -126,6 +126,15 @@ key_hash(_Key, _How) -> ?NOT_LOADED.
 -spec owner_decide([{limiter_number(), owned_key(), Hits :: pos_integer()}], Nodes :: tuple(), Self :: non_neg_integer()) ->
           {[outcome() | unknown | Owner :: pos_integer()], [{Second :: pos_integer(), Levels :: binary()}]}.
 owner_decide(_Items, _Nodes, _Self) -> ?NOT_LOADED.
+%% What owners said of keys that have no token left; at most 512. The stamp and the time are those before the questions were sent;
+%% nothing is learnt of what was forgotten since. 50 us.
+-spec owner_learn([{limiter_number(), key_hash(), Limit :: pos_integer(), Remaining :: non_neg_integer(), ResetMs :: non_neg_integer()}],
+                  Stamp :: non_neg_integer(), SentNs :: pos_integer()) -> ok.
+owner_learn(_Told, _Stamp, _SentNs) -> ?NOT_LOADED.
+-spec owner_stamp() -> non_neg_integer().
+owner_stamp() -> ?NOT_LOADED.
+-spec owner_forget(key_hash() | all) -> ok.
+owner_forget(_KeyHash) -> ?NOT_LOADED.
 -spec owner_rank(key_hash(), Nodes :: tuple()) -> {Owner :: non_neg_integer(), Second :: non_neg_integer()}.
 owner_rank(_Key, _Nodes) -> ?NOT_LOADED.
 %% At most 1024 levels, of 20 bytes: 50 us.

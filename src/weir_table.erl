@@ -61,12 +61,17 @@ decide_late(Limiter, Key, Hits) ->
 peek(Limiter, Key) ->
     ask(Limiter, Key, fun(Form, How) -> weir_nif:peek(Limiter, Form, How) end).
 
--spec reset(weir_nif:limiter(), term()) -> ok | wrong().
+-spec reset(weir_nif:limiter(), term()) -> ok | {error, {not_reached, [node()]}} | wrong().
 reset(Limiter, Key) ->
     case ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) of
         {replicated, Number, Hashes, Now} ->
             Wait = wait_ms(Limiter),
-            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes);
+            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes),
+            %% Only now: what an owner says from here on, it says of the key as it is since the reset.
+            case Wait > 0 andalso weir_exact:forget(Hashes, Wait) of
+                [_ | _] = Missed -> {error, {not_reached, Missed}};
+                _ -> ok
+            end;
         Answer -> Answer
     end.
 

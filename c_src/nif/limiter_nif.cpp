@@ -57,7 +57,10 @@ ERL_NIF_TERM put(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   const Policy policy{{capacity}, {interval}};
   options.max_keys = max_keys;
   if (!policy.valid() || max_keys < 1 || max_keys > Table::kMaxKeys) return enif_make_badarg(env);
-  switch (state->registry.put(name, name_hash(name), policy, options, clock_now())) {
+  const Registry::Put put = state->registry.put(name, name_hash(name), policy, options, clock_now());
+  // What owners told is in terms of before.
+  if (options.owned) state->known.forget_all();
+  switch (put) {
     case Registry::Put::created:
       return atoms.created;
     case Registry::Put::changed:

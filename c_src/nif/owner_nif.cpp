@@ -124,6 +124,15 @@ ERL_NIF_TERM make_outcome(ErlNifEnv* env, const Answered& answered, Tokens hits,
                           enif_make_int64(env, (now + decision.reset).v), make_reason(answered.reason));
 }
 
+// From this node's own decision: what it denies now, it denies next time without being asked.
+void learn(const Item& item, const Answered& answered, KnownLevels::Stamp stamp, Nanos now) noexcept {
+  if (answered.reason != Answered::Reason::limit &&
+      !(answered.reason == Answered::Reason::ok && answered.remaining(now).v == 0))
+    return;
+  const Nanos debt = answered.reset(now);
+  state->known.learn(item.number, item.key, stamp, {now, now, debt, debt});
+}
+
 // owner_decide([{Number, KeyHash | {KeyHash, Before}, Hits}], Nodes, Self) -> {[Outcome | unknown | Place of the
 // owner], [{Place, Levels}]}: decides what the node at the place Self owns (0: nothing). The levels are those to be
 // told to who stands by.
@@ -138,6 +147,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
     return enif_schedule_nif(env, "owner_decide", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<decide>, argc, argv);
   std::vector<ERL_NIF_TERM> answers;
   std::vector<std::string> told(nodes.size());
+  const KnownLevels::Stamp stamp = state->known.stamp();
   const Nanos now = clock_now();
   bool births = false;
   for (const Item& item : items) {
@@ -152,6 +162,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
       const Answered answered = Registry::ask(ref, item.key, item.hits, now, stripe());
       answers.push_back(make_outcome(env, answered, item.hits, now));
       births = births || answered.allowed;
+      learn(item, answered, stamp, now);
       const WireLevel level{item.number, item.key, now + answered.reset(now)};
       if (answered.allowed && owners.second != Owners::kNobody && level.valid()) level.append_to(told[owners.second]);
     }
@@ -160,6 +171,50 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   enif_consume_timeslice(env, std::max(1, static_cast<int>(items.size() * kTimeslice / kItems)));
   const auto size = static_cast<unsigned>(answers.size());
   return enif_make_tuple2(env, enif_make_list_from_array(env, answers.data(), size), make_told(env, told));
+}
+
+// owner_stamp() -> Stamp: for owner_learn, read before a question is sent.
+ERL_NIF_TERM stamp(ErlNifEnv* env, int, const ERL_NIF_TERM[]) { return enif_make_uint64(env, state->known.stamp()); }
+
+// owner_learn([{Number, KeyHash, Limit, Remaining, ResetMs}], Stamp, SentNs) -> ok: what owners said of keys that have
+// no token left for a question like that one.
+ERL_NIF_TERM learn_told(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  ErlNifUInt64 stamp;
+  ErlNifSInt64 sent;
+  if (!enif_get_uint64(env, argv[1], &stamp) || !enif_get_int64(env, argv[2], &sent) || sent <= 0)
+    return enif_make_badarg(env);
+  const Nanos now = clock_now();
+  unsigned items = 0;
+  ERL_NIF_TERM list = argv[0];
+  for (ERL_NIF_TERM head, tail; items < kItems && enif_get_list_cell(env, list, &head, &tail); list = tail, ++items) {
+    int arity;
+    const ERL_NIF_TERM* parts;
+    LimiterId number;
+    KeyHash key;
+    ErlNifSInt64 limit, remaining, reset;
+    if (!enif_get_tuple(env, head, &arity, &parts) || arity != 5 || !enif_get_uint(env, parts[0], &number.v) ||
+        !get_key_hash(env, parts[1], key) || !enif_get_int64(env, parts[2], &limit) ||
+        !enif_get_int64(env, parts[3], &remaining) || !enif_get_int64(env, parts[4], &reset))
+      return enif_make_badarg(env);
+    const Registry::Ref ref = state->registry.find_number(number);
+    if (!ref || !ref.limiter->owned()) continue;
+    state->known.learn(number, key, stamp, ref.limiter->brief().policy, {{limit}, {remaining}, reset}, {sent}, now);
+  }
+  if (!enif_is_empty_list(env, list)) return enif_make_badarg(env);
+  enif_consume_timeslice(env, std::max(1, static_cast<int>(items * kTimeslice / kItems)));
+  return atoms.ok;
+}
+
+// owner_forget(KeyHash | all) -> ok
+ERL_NIF_TERM forget(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
+  KeyHash key;
+  if (get_key_hash(env, argv[0], key))
+    state->known.forget(key);
+  else if (argv[0] == atoms.all)
+    state->known.forget_all();
+  else
+    return enif_make_badarg(env);
+  return atoms.ok;
 }
 
 // owner_rank(KeyHash, Nodes) -> {Place, PlaceOfSecond}; 0 is nobody
@@ -242,8 +297,11 @@ ERL_NIF_TERM levels(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 
 }  // namespace
 
-const std::array<ErlNifFunc, 4> owner_functions = {{
+const std::array<ErlNifFunc, 7> owner_functions = {{
     {"owner_decide", 3, guarded<decide>, 0},
+    {"owner_stamp", 0, guarded<stamp>, 0},
+    {"owner_learn", 3, guarded<learn_told>, 0},
+    {"owner_forget", 1, guarded<forget>, 0},
     {"owner_rank", 2, guarded<rank>, 0},
     {"owner_raise", 1, guarded<raise>, 0},
     {"owner_levels", 4, guarded<levels>, ERL_NIF_DIRTY_JOB_CPU_BOUND},

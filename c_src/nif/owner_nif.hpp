@@ -6,6 +6,6 @@
 
 namespace weir::nif {
 
-extern const std::array<ErlNifFunc, 4> owner_functions;
+extern const std::array<ErlNifFunc, 7> owner_functions;
 
 }  // namespace weir::nif

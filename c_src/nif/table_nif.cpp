@@ -50,6 +50,19 @@ bool get_how(ErlNifEnv* env, ERL_NIF_TERM term, How& how) noexcept {
                           key);
 }
 
+// Whether the owner of the key is known to deny the hits, so that it needn't be asked. (Not in shadow, or on the
+// smaller side of a partition: those have other answers.)
+[[gnu::noinline]] bool known_to_deny(const Question& question, Nanos now, Answered& answered) noexcept {
+  Limiter& limiter = *question.ref.limiter;
+  if (!limiter.owned() || limiter.shadow() || limiter.halted()) return false;
+  const Policy policy = limiter.brief().policy;
+  Nanos debt;
+  if (!state->known.denies(limiter.number(), question.key, policy, question.hits, now, debt)) return false;
+  limiter.count(Limiter::kDenied, stripe(), 1);
+  answered = {Answered::Reason::limit, false, policy, now + debt};
+  return true;
+}
+
 // The clock first: the counter's latency overlaps with the hash.
 [[gnu::always_inline]] inline ERL_NIF_TERM check(ErlNifEnv* env, const ERL_NIF_TERM argv[], How how) noexcept {
   const Nanos now = clock_now_overlapped();
@@ -58,6 +71,7 @@ bool get_how(ErlNifEnv* env, ERL_NIF_TERM term, How& how) noexcept {
   if (const ERL_NIF_TERM wrong = get_question(env, argv, how.form, now, question, bytes)) return wrong;
   account_bytes(env, bytes);
   if (question.ref.limiter->asks() && !how.here) [[unlikely]] {
+    if (Answered known; known_to_deny(question, now, known)) return make_answer(env, known, question.hits, now);
     if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
   }
   const Answered answered = Registry::ask(question.ref, question.key, question.hits, now, stripe());
@@ -84,6 +98,7 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   if (const ERL_NIF_TERM wrong = get_question(env, argv, how.form, now, question, bytes)) return wrong;
   account_bytes(env, bytes);
   if (question.ref.limiter->asks() && !how.here) [[unlikely]] {
+    if (Answered known; known_to_deny(question, now, known)) return make_map(env, known, question.hits, now);
     if (const ERL_NIF_TERM ask = make_ask(env, question, now)) return ask;
   }
   const Answered answered = Registry::ask(question.ref, question.key, question.hits, now, stripe());
@@ -162,6 +177,10 @@ ERL_NIF_TERM make_answers(ErlNifEnv* env, const Question* questions, unsigned si
     for (; i < size && questions[i].ref == ref; ++i) {
       const Question& question = questions[i];
       if (asking) [[unlikely]] {
+        if (Answered known; known_to_deny(question, now, known)) {
+          answers[i] = make(known, question.hits, now);
+          continue;
+        }
         answers[i] = make_ask(env, question, now);
         asks = asks || answers[i] != 0;
         if (answers[i] != 0) continue;

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "secrets.hpp"
+#include "weir/known_levels.hpp"
 #include "weir/registry.hpp"
 #include "weir/siphash.hpp"
 #include "weir/units.hpp"
@@ -41,7 +42,7 @@ inline constexpr std::size_t kBytesPerPercent = 20'000;
   X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(answer) X(send) X(data) X(repair) X(heartbeat) \
   X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown) \
   X(local) X(births) X(weir_births) X(none) X(same_number) X(replicated) \
-  X(owner) X(joined) X(left) X(asks) X(reason) X(shadow) X(partition) X(limited)
+  X(owner) X(joined) X(left) X(asks) X(reason) X(shadow) X(partition) X(limited) X(all)
 // clang-format on
 
 struct Atoms {
@@ -62,6 +63,7 @@ struct State {
 
   const std::uint64_t id;  // of this state and no other
   Registry registry;
+  KnownLevels known;  // of keys that their owners deny
   Secrets secrets;
   std::mutex secrets_mutex;  // of those who write them
   unsigned instances = 0;    // libraries loaded: the last to go deletes the state
