@@ -60,7 +60,12 @@ slow(Ms) -> {weather, #{loss => 0, duplicate => 0, delay => Ms}}.
 
 schedules() ->
     Small = {2, ?KEY, 1},
-    [{"a record that reached no survivor is given up at last",
+    [{"a node whose segments are true for different records is a donor all the same",
+      #{limits => tiny, flush => true, seed => 1},
+      [{crash, 1}, {wait, 1336}, {crash, 2}, {wait, 406}, join, {wait, 2500}, {crash, 3}, {wait, 12007}, {return, 3}, {wait, 12902},
+       {wait, 201}, {ask, 3, {1, ?OTHER_KEY, 1}}, {wait, 60}, lossy(10), {wait, 30}, join, {wait, 6200}, {ask, 3, {2, ?OTHER_KEY, 1}},
+       {wait, 1}, {return, 1}, {ask, 3, {2, ?OTHER_KEY, 1}}, {wait, 6000}, {crash, 3}]},
+     {"a record that reached no survivor is given up at last",
       #{}, [{crash, 1}, {ask, 2, {1, ?OTHER_KEY, 20}}, join, {crash, 2}]},
      {"a chunk of which the copy has a part isn't counted on top of it",
       #{nodes => 3, large_hits => claim},
@@ -173,12 +178,18 @@ long_steps_answer_alike(_) ->
     ?assert(lists:any(fun(Frame) -> byte_size(Frame) > 8192 end, Frames)),
     ?assertEqual([], lists:append([weir_machine:step(Two, {arrival, 1, Frame}, ?NOW + 40000000) || Frame <- Frames])),
     Three = New(3, #{joining => true}),
-    [Request] = [Frame || {send, 1, Frame, repair} <- weir_machine:step(Three, tick, ?NOW + 50000000)],
-    Copy = [Frame || {send, 3, Frame, repair} <- weir_machine:step(One, {arrival, 3, Request}, ?NOW + 60000000)],
-    [weir_machine:step(Three, {arrival, 1, Frame}, ?NOW + 70000000) || Frame <- Copy],
+    converse({3, Three}, {1, One}, weir_machine:step(Three, tick, ?NOW + 50000000), 1000),
     ?assertNot(weir_machine:copying(Three)),
     [?assertEqual([{?NOW, 1}], weir_machine:published(Machine, 1, Key)) || Machine <- [One, Two, Three], Key <- Keys],
     [?assertEqual([{1, 1, 5000}], [Entry || {_, _, Upto} = Entry <- weir_machine:vector(Machine), Upto > 0]) || Machine <- [One, Two, Three]].
+
+%% What one sent is brought to the other, whose answers are brought back, until nobody says anything; all at one time.
+converse({From, _} = Speaker, {To, Machine} = Listener, Effects, Turns) when Turns > 0 ->
+    case lists:append([weir_machine:step(Machine, {arrival, From, Frame}, ?NOW + 60000000) || {send, Whom, Frame, repair} <- Effects,
+                                                                                              lists:member(To, lists:flatten([Whom]))]) of
+        [] -> ok;
+        Answers -> converse(Listener, Speaker, Answers, Turns - 1)
+    end.
 
 wrong_arguments_are_explained(_) ->
     Config = #{self => 1, members => [1, 2], start => ?NOW},

@@ -1,5 +1,6 @@
 // replica: state copies, for what is in no log any more. See include/weir/replica.hpp.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cassert>
 
@@ -148,12 +149,9 @@ void Replica::offer_itself(const Peer& peer, const VectorItem& item, Nanos now, 
 
 // Giving. A step gives a few segments; what it is true for stands with each.
 
-// A node that has nothing yet, or stands between vectors, is no donor; it will be asked again, or another. One that
-// waits for a copy itself is: its own state still is what its vector says. (Else two that lack each other's births
-// would wait for each other.)
-bool Replica::can_give() const noexcept {
-  return floors_.empty() && (!copy_ || (!config_.joining && copy_->true_for.empty()));
-}
+// A node that has nothing yet is no donor; it will be asked again, or another. One that waits for a copy itself is: its
+// own state still is what its vector says. (Else two that lack each other's births would wait for each other.)
+bool Replica::can_give() const noexcept { return !copy_ || (!config_.joining && copy_->true_for.empty()); }
 
 bool Replica::gives() const noexcept {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.owed != 0; });
@@ -166,30 +164,58 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   give(now, effects);
 }
 
-void Replica::give(Nanos now, Effects& effects) {
-  CopyItem head;
-  head.vector = vector();
-  for (const auto& [node, incarnation] : collected_) head.vector.push_back({{{node}, incarnation}, kForgotten});
-  for (const Origin& origin : origins_) {
-    if (!origin.beyond.empty()) head.beyond.push_back({origin.id, origin.beyond});
+// What a segment is true for: what this node has seen, and what the segment was copied with.
+Replica::Floor Replica::floor_of(std::uint8_t segment) const {
+  Floor floor{vector(), beyond()};
+  for (const auto& [node, incarnation] : collected_) floor.upto.push_back({{{node}, incarnation}, kForgotten});
+  const auto copied = floors_.find(segment);
+  if (copied == floors_.end()) return floor;
+  std::map<OriginId, Origin> both;
+  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
+    for (const VectorEntry& entry : each->upto) both[entry.origin].advance(entry.upto);
   }
+  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
+    for (const NackItem& late : each->beyond) {
+      for (const Range& range : late.ranges) both[late.origin].mark(range);
+    }
+  }
+  floor = {};
+  for (const auto& [id, origin] : both) {
+    floor.upto.push_back({id, origin.upto});
+    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
+  }
+  return floor;
+}
+
+void Replica::give(Nanos now, Effects& effects) {
   // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
-  const bool too_many_holes = std::any_of(head.beyond.begin(), head.beyond.end(),
-                                          [](const NackItem& late) { return late.ranges.size() > kRangesMax; });
+  const auto has_too_many = [](const auto& ranges) { return ranges.size() > kRangesMax; };
+  const bool too_many_holes =
+      std::any_of(origins_.begin(), origins_.end(), [&](const Origin& origin) { return has_too_many(origin.beyond); });
   std::size_t given = 0;
   for (Peer& peer : peers_) {
     if (!can_give() || too_many_holes || !peer.live) peer.owed = 0;
     if (peer.owed == 0) continue;
+    CopyItem head;
     head.answer = next_answer();
     FrameWriter frame(self_.incarnation);
     for (; peer.owed != 0; peer.owed &= peer.owed - 1) {
       const auto segment = static_cast<std::uint8_t>(std::countr_zero(peer.owed));
       const std::size_t keys = keys_.size(segment);
       if (given != 0 && given + keys > kStepKeys) break;
+      if (head.vector.empty() || !floors_.empty()) {
+        Floor floor = floor_of(segment);
+        head.vector = std::move(floor.upto);
+        head.beyond = std::move(floor.beyond);
+      }
+      peer.given |= std::uint64_t{1} << segment;
+      if (std::any_of(head.beyond.begin(), head.beyond.end(),
+                      [&](const NackItem& late) { return has_too_many(late.ranges); })) {
+        continue;
+      }
       given += std::max<std::size_t>(1, keys);
       head.segment = segment;
       give_segment(peer, head, now, frame, effects);
-      peer.given |= std::uint64_t{1} << segment;
       peer.copied = now;
     }
     send_to(peer.node, frame, Traffic::repair, effects);
@@ -493,19 +519,46 @@ bool Replica::is_ahead(const Floor& floor, bool loses) {
 
 // What all segments are true for. (What single ones have beyond that is kept as their floor.)
 Replica::Floor Replica::common_floor(const Floors& floors) const {
-  const Floor& first = floors.begin()->second;
-  if (std::all_of(floors.begin(), floors.end(), [&](const auto& entry) { return entry.second == first; })) return first;
-  // An origin that one donor didn't know yet stands at 0, so that the floors of the others are kept.
-  std::map<OriginId, std::uint64_t> stands;
+  const auto seen = [](const Floor& floor, const OriginId& id) {
+    std::vector<Range> ranges;
+    if (const std::uint64_t upto = floor.upto_of(id); upto != 0) ranges.push_back({1, upto});
+    for (const NackItem& late : floor.beyond) {
+      if (late.origin == id) ranges.insert(ranges.end(), late.ranges.begin(), late.ranges.end());
+    }
+    return ranges;
+  };
+  const auto in_both = [](const std::vector<Range>& xs, const std::vector<Range>& ys) {
+    std::vector<Range> ranges;
+    for (const Range& x : xs) {
+      for (const Range& y : ys) {
+        const Range both{std::max(x.first, y.first), std::min(x.last, y.last)};
+        if (both.first <= both.last) ranges.push_back(both);
+      }
+    }
+    return ranges;
+  };
+  std::map<OriginId, std::vector<Range>> common;
   for (const auto& [segment, floor] : floors) {
-    for (const VectorEntry& entry : floor.upto) stands.emplace(entry.origin, kForgotten);
+    for (const VectorEntry& entry : floor.upto) common.try_emplace(entry.origin);
+    for (const NackItem& late : floor.beyond) common.try_emplace(late.origin);
   }
-  Floor common;
-  for (auto& [origin, upto] : stands) {
-    for (const auto& [segment, floor] : floors) upto = std::min(upto, floor.upto_of(origin));
-    common.upto.push_back({origin, upto});
+  for (auto& [id, ranges] : common) {
+    const Floor* before = nullptr;
+    for (const auto& [segment, floor] : floors) {
+      // Segments of one answer are alike.
+      if (before != nullptr && floor == *before) continue;
+      ranges = before == nullptr ? seen(floor, id) : in_both(ranges, seen(floor, id));
+      before = &floor;
+    }
   }
-  return common;
+  Floor floor;
+  for (const auto& [id, ranges] : common) {
+    Origin origin;
+    for (const Range& range : ranges) range.first == 1 ? origin.advance(range.last) : void(origin.mark(range));
+    floor.upto.push_back({id, origin.upto});
+    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
+  }
+  return floor;
 }
 
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.

@@ -362,6 +362,7 @@ class Replica final : public Machine {
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   bool can_give() const noexcept;
   bool gives() const noexcept;
+  Floor floor_of(std::uint8_t segment) const;
   void give(Nanos now, Effects& effects);
   void give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);

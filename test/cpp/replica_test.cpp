@@ -409,16 +409,21 @@ CopyItem segment_of(std::size_t segment, std::vector<VectorEntry> vector) {
   return head;
 }
 
-// Of a frame that a replica sent.
+// Of the frames that a replica sent.
 template <class What>
-std::size_t count_items(const Effects& effects) {
-  std::size_t count = 0;
+std::vector<What> items(const Effects& effects) {
+  std::vector<What> found;
   Frame frame;
   for (const Bytes& bytes : effects.frames) {
     REQUIRE(decode(bytes, {0}, frame) == FrameError::none);
-    for (const Item& item : frame.items) count += std::holds_alternative<What>(item) ? 1 : 0;
+    for (const Item& item : frame.items)
+      if (const auto* const what = std::get_if<What>(&item)) found.push_back(*what);
   }
-  return count;
+  return found;
+}
+template <class What>
+std::size_t count_items(const Effects& effects) {
+  return items<What>(effects).size();
 }
 
 }  // namespace
@@ -614,8 +619,19 @@ TEST_CASE("segments copied at different times count every record once", "[replic
     told.hear_segment(head, 1, segment == 63 ? std::optional(entry) : std::nullopt);
   }
   REQUIRE_FALSE(told.replica.copying());
-  told.hear(2, 1, CopyRequestItem{1});
-  CHECK(count_items<CopyItem>(told.effects) == 0);  // it stands between two vectors
+  // It stands between two vectors, and gives each segment with its own.
+  told.hear(2, 1, CopyRequestItem{1 | std::uint64_t{1} << 63});
+  const std::vector<CopyItem> given = items<CopyItem>(told.effects);
+  REQUIRE(given.size() == 2);
+  const auto upto = [](const CopyItem& item, NodeId node) {
+    for (const VectorEntry& entry : item.vector)
+      if (entry.origin == OriginId{node, 1}) return entry.upto;
+    return std::uint64_t{0};
+  };
+  CHECK((upto(given[0], {2}) == 5 && upto(given[0], {3}) == 0 && given[0].beyond.empty()));
+  CHECK((upto(given[1], {2}) == 5 && upto(given[1], {3}) == 2));
+  REQUIRE(given[1].beyond.size() == 1);
+  CHECK(given[1].beyond[0].ranges == std::vector<Range>{{7, 7}});
   told.hear_record(3, {{3}, 1}, 1, last);
   told.hear_record(3, {{3}, 1}, 2, last);
   told.hear_record(2, {{2}, 1}, 7, last);
@@ -624,10 +640,13 @@ TEST_CASE("segments copied at different times count every record once", "[replic
   told.hear_record(2, {{2}, 1}, 6, first);
   CHECK(told.published(last) == 4);
   CHECK(told.published(first) == 1);
-  // All segments stand alike now: it can give copies again.
+  // All segments stand alike now.
   told.pass(ms(1000), 1);
-  told.hear(2, 1, CopyRequestItem{1});
-  CHECK(count_items<CopyItem>(told.effects) == 1);
+  told.hear(2, 1, CopyRequestItem{2 | std::uint64_t{1} << 62});
+  const std::vector<CopyItem> later = items<CopyItem>(told.effects);
+  REQUIRE(later.size() == 2);
+  CHECK(later[0].vector == later[1].vector);
+  CHECK(upto(later[0], {2}) == 7);
 }
 
 TEST_CASE("a little frame is not answered with many large ones", "[replica]") {
