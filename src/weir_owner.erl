@@ -125,7 +125,7 @@ row(Key, Default) ->
 init([]) ->
     _ = process_flag(trap_exit, true),
     _ = process_flag(message_queue_data, off_heap),
-    {ok, #{peer_timeout := Patience}} = weir_members:options(),
+    {ok, #{peer_timeout := Patience}} = weir_cluster_options:get(),
     _ = erlang:send_after(?TICK_MS, self(), tick),
     {ok, join(#state{seen = now_ms(), patience = Patience})}.
 

@@ -2,7 +2,7 @@
 %% @doc How limits stand over the nodes: for {@link weir:explain/2} and metrics. Reads tables and the machine, asks no process.
 -module(weir_report).
 
--export([explain/3, traffic/0, machine/0, exceeded/0, bytes/1]).
+-export([explain/3, traffic/0, peers/0, cluster/0, machine/0, exceeded/0, bytes/1]).
 
 %% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
@@ -61,6 +61,27 @@ peers(Machine) ->
     Traffic = weir_members:traffic(),
     [maps:merge(#{node => Node, staleness_ms => staleness(Node, Traffic, Now)}, clock(weir_machine:clock(Machine, Id)))
      || {Node, Id} <- lists:sort(weir_members:others())].
+
+%% How each other node's clock stands, and whether it is in quarantine.
+-spec peers() -> [{node(), #{quarantined := boolean(), clock_offset_ns => integer(), round_trip_ns => integer()}}].
+peers() ->
+    [{Node, weir_machine:peer(Id)} || {Node, Id} <- lists:sort(weir_members:others())].
+
+%% What weir_watch looks at.
+-spec cluster() -> weir_watch:facts() | none.
+cluster() ->
+    case weir_machine:attached() of
+        {ok, Machine} ->
+            (nodes_of(Machine))#{away => weir_members:away(), peers => peers(), horizons => horizons()};
+        none ->
+            none
+    end.
+
+%% (A TAT rests on times that differ by no more than the bucket takes to fill.)
+horizons() ->
+    [{Name, Capacity * Interval}
+     || {Name, _, _} = Entry <- weir_registry:entries(),
+        {_, #{capacity := Capacity, interval_ns := Interval}} <- [weir_registry:replicated(Entry)]].
 
 staleness(Node, Traffic, Now) ->
     case Traffic of
