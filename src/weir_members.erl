@@ -577,10 +577,11 @@ has_gone(How, {Node, Incarnation}, State) when is_atom(Node), Node =/= node(), i
 has_gone(_How, _, State) ->
     State.
 
-farewell(How, #member{node = Node} = Member, Incarnation, State) ->
+%% (Not one of a run before, that was overtaken.)
+farewell(How, #member{node = Node, incarnation = Known} = Member, Incarnation, State) when Incarnation >= Known ->
     ?LOG_NOTICE(#{what => case How of bye -> member_left; stop -> member_stopped end, node => Node}),
     gone(How, Member, Incarnation, State);
-farewell(_How, none, _Incarnation, State) ->
+farewell(_How, _, _Incarnation, State) ->
     State.
 
 %% One that stopped in order sent what it had admitted, and admits nothing: no side of a partition has to reckon with it. It is looked

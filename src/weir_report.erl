@@ -4,6 +4,9 @@
 
 -export([explain/3, traffic/0, peers/0, cluster/0, machine/0, exceeded/0, bytes/1]).
 
+%% Clocks that differ by less are not compared with limiters: reading those of thousands costs milliseconds.
+-define(LEAST_SKEW_NS, 1000000).
+
 %% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
 %% how long ago its last frame came, and how its clock stands to this one's; `overshoot' how many tokens beyond the capacity may
@@ -72,15 +75,17 @@ peers() ->
 cluster() ->
     case weir_machine:attached() of
         {ok, Machine} ->
-            (nodes_of(Machine))#{away => weir_members:away(), peers => peers(), horizons => horizons()};
+            Peers = peers(),
+            Skewed = lists:any(fun({_, About}) -> abs(maps:get(clock_offset_ns, About, 0)) >= ?LEAST_SKEW_NS end, Peers),
+            (nodes_of(Machine))#{away => weir_members:away(), peers => Peers, horizons => [H || Skewed, H <- horizons()]};
         none ->
             none
     end.
 
-%% (A TAT rests on times that differ by no more than the bucket takes to fill.)
+%% In what time the bucket of each replicated limiter fills. (What was deleted has terms, too.)
 horizons() ->
     [{Name, Capacity * Interval}
-     || {Name, _, _} = Entry <- weir_registry:entries(),
+     || {Name, #{}, _} = Entry <- weir_registry:entries(),
         {_, #{capacity := Capacity, interval_ns := Interval}} <- [weir_registry:replicated(Entry)]].
 
 staleness(Node, Traffic, Now) ->

@@ -14,14 +14,14 @@
 
 -export_type([facts/0, known/0]).
 
--define(LOOK_MS, 1000).
-%% Limiters that are compared with clocks each time, and pairs of limiter and member that were warned of: past it, no more are.
+-define(LOOK_MS, 5000).
+%% Pairs of limiter and member that were warned of: past it, no more are.
 -define(MAX_WARNED, 4096).
 %% Names in a line of the log.
 -define(MAX_NAMES, 10).
 
 %% Nodes that are live and registered, this one too, and those that aren't connected; of each other node how its clock stands;
-%% of each replicated limiter the time in which an empty bucket fills.
+%% of each replicated limiter the time in which its bucket fills (of none, if no clock differs by a millisecond).
 -type facts() :: #{live := pos_integer(), registered := pos_integer(), away := [node()],
                    peers := [{node(), #{quarantined := boolean(), clock_offset_ns => integer(), round_trip_ns => integer()}}],
                    horizons := [{Limiter :: binary(), Ns :: pos_integer()}]}.
@@ -92,10 +92,13 @@ quarantined(#{peers := Peers}, Before) ->
 
 %% (The measured offset is wrong by half the round trip at most.)
 skewed(#{peers := Peers, horizons := Horizons}, Before) ->
-    Known = maps:with([{Limiter, Node} || {Limiter, _} <- Horizons, {Node, _} <- Peers, is_map_key({Limiter, Node}, Before)], Before),
+    Nodes = maps:from_list(Peers),
+    Known = maps:filter(fun({_, Node}, _) -> is_map_key(Node, Nodes) end, Before),
+    ShortestFirst = lists:keysort(2, Horizons),
     lists:foldl(fun({Node, #{clock_offset_ns := Offset, round_trip_ns := Trip}}, {All, Lines}) ->
                         Least = max(0, abs(Offset) - Trip div 2),
-                        New = [Limiter || {Limiter, Horizon} <- Horizons, Horizon =< Least, not is_map_key({Limiter, Node}, All)],
+                        New = [Limiter || {Limiter, _} <- lists:takewhile(fun({_, Horizon}) -> Horizon =< Least end, ShortestFirst),
+                                          not is_map_key({Limiter, Node}, All)],
                         warned(Node, Offset, lists:sublist(New, max(0, ?MAX_WARNED - map_size(All))), All, Lines);
                    (_, Result) -> Result
                 end, {Known, []}, Peers).

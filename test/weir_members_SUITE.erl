@@ -29,7 +29,7 @@ groups() ->
      {hellos, [], [spoken_to_as_it_speaks, no_version_in_common, the_left_are_few]},
      {registered, [], [refused_but_registered, replaced_under_new_names, leaves_on_stop, comes_back_after_a_stop, gone_for_good,
                        made_up_by_one, restarted_in_a_partition, left_stays_left]},
-     {frames, [], [frames_of_others, frames_of_runs_to_come, clocks_are_shown, senders_come_back, heartbeats_pass_data]}].
+     {frames, [], [frames_of_others, frames_of_runs_to_come, clocks_are_shown, quarantine_is_shown, senders_come_back, heartbeats_pass_data]}].
 
 init_per_testcase(_, Config) -> Config.
 
@@ -381,7 +381,28 @@ clocks_are_shown(_) ->
                    when abs(Offset) < 1000000000 andalso Trip >= 0, About()),
     Label = atom_to_binary(node_of(B)),
     ?assertEqual(0, weir_cluster_SUITE:metric(A, weir_peer_quarantined, [Label])),
-    ?assert(is_float(weir_cluster_SUITE:metric(A, weir_peer_clock_offset_seconds, [Label]))).
+    ?assert(is_float(weir_cluster_SUITE:metric(A, weir_peer_clock_offset_seconds, [Label]))),
+    Node = node_of(B),
+    ?assertMatch(#{live := 2, registered := 2, away := [], peers := [{Node, #{}}]}, call(A, weir_report, cluster, [])).
+
+quarantine_is_shown(_) ->
+    {[A, B, C] = Peers, Clock} = weir_nemesis_SUITE:one_with_a_clock(10050),
+    ok = put_everywhere(Peers, login, #{rate => {300, {300, day}}}),
+    Shown = fun() -> [maps:get(quarantined, maps:get(node_of(C), maps:get(members, status(P)))) || P <- [A, B]] end,
+    Gauge = fun() -> weir_cluster_SUITE:metric(A, weir_peer_quarantined, [atom_to_binary(node_of(C))]) end,
+    ?assertEqual({[false, false], 0}, {Shown(), Gauge()}),
+    _ = checks(C, login, ?KEY, 200),
+    wait_until(quarantined, fun() -> Shown() =:= [true, true] end),
+    %% What clocks are compared with: the times in which buckets fill, of limiters that there are.
+    ok = call(A, weir, put_limiter, [short, #{rate => {5, second}}]),
+    wait_until(measured, fun() -> lists:sort(maps:get(horizons, call(A, weir_report, cluster, []))) =:=
+                                      [{<<"login">>, 300 * 86400 * 1000000000}, {<<"short">>, 1000000000}] end),
+    ok = call(A, weir, delete_limiter, [short]),
+    wait_until(deleted, fun() -> [L || {L, _} <- maps:get(horizons, call(A, weir_report, cluster, []))] =:= [<<"login">>] end),
+    ?assertEqual(1, Gauge()),
+    weir_nemesis_SUITE:step_clock(C, Clock, 5000),
+    wait_until(over, fun() -> Shown() =:= [false, false] end),
+    ?assertEqual(0, Gauge()).
 
 senders_come_back(_) ->
     [A, B] = start_all(2),
