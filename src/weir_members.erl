@@ -56,15 +56,16 @@
 %% How long a node's leaving is remembered, so that nobody who missed it brings the node back; and of how many, the last.
 -define(KEEP_LEFT_MS, 86400000).
 -define(MAX_LEFT, 1024).
-%% Two members see a node's end at the same time, but for so long.
--define(STOPPED_MS, 10000).
+%% For so long a node that stopped in order goes on counting: it may only be started again, and its last records are still handed on.
+%% Two members see its end at the same time, but for less.
+-define(STOPPED_MS, 5000).
 -define(DRAIN_MS, 3000).
 -define(MAX_MEMBERS, 4096).
 -define(MAX_INCARNATION, (1 bsl 62)).
 
 %% `away_since' is monotonic milliseconds, `none' while the node is connected and runs weir. Of those that are `met' or `confirmed'
-%% (by members) the table has also a row {id, Id}: they are registered. `heard' and `stopped' are only looked for.
--record(member, {node :: node(), id :: id(), standing = met :: met | confirmed | heard | stopped,
+%% (by members) or `stopping' the table has also a row {id, Id}: they are registered. `heard' and `stopped' are only looked for.
+-record(member, {node :: node(), id :: id(), standing = met :: met | confirmed | heard | stopping | stopped,
                  incarnation = 0 :: non_neg_integer(), away_since = none :: none | integer(),
                  terms = none :: none | weir_hello:terms()}).
 
@@ -509,13 +510,13 @@ greeted(_Kind, _Node, _Told, State) ->
     State.
 
 join(Node, Incarnation, Terms, #state{hearsay = Hearsay} = State) ->
-    Before = lookup(Node),
-    is_registered(Before) orelse ?LOG_NOTICE(#{what => member_joined, node => Node}),
+    is_member(Node) orelse ?LOG_NOTICE(#{what => member_joined, node => Node}),
     Known = incarnation_of(Node),
     true = ets:delete(?MODULE, {left, Node}),
     ok = put_member(#member{node = Node, id = node_id(Node), incarnation = max(Known, Incarnation), terms = Terms}),
     ok = weir_replica:registered(Node),
-    _ = is_connected(Before) orelse weir_registry:joined(Node),
+    %% (Said with each hello: what the other heard before it knew this node as a member, it didn't take.)
+    ok = weir_registry:joined(Node),
     State#state{hearsay = weir_hearsay:forget(Node, Hearsay)}.
 
 %% Known to a member, and perhaps out of reach: it is looked for, and counts if enough members name it. One that is starting says
@@ -580,18 +581,23 @@ has_gone(_How, _, State) ->
 %% (Not one of a run before, that was overtaken.)
 farewell(How, #member{node = Node, incarnation = Known} = Member, Incarnation, State) when Incarnation >= Known ->
     ?LOG_NOTICE(#{what => case How of bye -> member_left; stop -> member_stopped end, node => Node}),
-    gone(How, Member, Incarnation, State);
+    case How of
+        bye ->
+            gone(bye, Member, Incarnation, State);
+        stop ->
+            put_member(Member#member{standing = stopping, away_since = erlang:monotonic_time(millisecond)}),
+            State
+    end;
 farewell(_How, _, _Incarnation, State) ->
     State.
 
-%% One that stopped in order sent what it had admitted, and admits nothing: no side of a partition has to reckon with it. It is looked
+%% One that stopped in order, some seconds ago, sent what it had admitted, and admits nothing: no side of a partition has to reckon with it. It is looked
 %% for, as it may be back in a moment, and may not know where the others are.
 gone(bye, #member{node = Node}, Incarnation, State) ->
     remove(Node, remember_left(Node, Incarnation, State));
-gone(stop, #member{node = Node, id = Id, incarnation = Known, away_since = Since} = Member, Incarnation, State) ->
-    At = case Since of none -> erlang:monotonic_time(millisecond); _ -> Since end,
+gone(stop, #member{node = Node, id = Id, incarnation = Known} = Member, Incarnation, State) ->
     true = ets:delete(?MODULE, {id, Id}),
-    put_member(Member#member{standing = stopped, away_since = At, incarnation = max(Known, Incarnation), terms = none}),
+    put_member(Member#member{standing = stopped, incarnation = max(Known, Incarnation), terms = none}),
     ok = weir_replica:unregistered(Node),
     State.
 
@@ -684,7 +690,8 @@ check(State) ->
     _ = [weir_traffic:forget(Node) || Node <- maps:keys(traffic()), not is_member(Node)],
     Over = [Node || #member{node = Node, away_since = Since} <- rows(), Since =/= none, Now - Since > Most],
     _ = [?LOG_NOTICE(#{what => member_forgotten, node => Node}) || Node <- Over],
-    lists:foldl(fun remove/2, State, Over).
+    Stopped = [Member || #member{standing = stopping, away_since = Since} = Member <- rows(), Now - Since > ?STOPPED_MS],
+    lists:foldl(fun remove/2, lists:foldl(fun(Member, S) -> gone(stop, Member, 0, S) end, State, Stopped), Over).
 
 %% ---- the table ----
 
@@ -700,10 +707,7 @@ put_member(#member{node = Node, id = Id} = Member) ->
     true = ets:insert(?MODULE, [{{member, Node}, Member} | [{{id, Id}, Node} || is_registered(Member)]]),
     ok.
 
-is_connected(#member{away_since = Since}) -> Since =:= none;
-is_connected(none) -> false.
-
-is_registered(#member{standing = Standing}) -> Standing =:= met orelse Standing =:= confirmed;
+is_registered(#member{standing = Standing}) -> Standing =/= heard andalso Standing =/= stopped;
 is_registered(none) -> false.
 
 rows() ->

@@ -337,7 +337,12 @@ left_stays_left(_) ->
     ok = call(C, weir, leave, []),
     wait_until(left, fun() -> members(A) =:= #{node_of(B) => connected} end),
     true = call(A, ?MODULE, tell, [(hello_of(B, A))#{members => [{node_of(C), 0}]}]),
-    ?assertMatch(#{members := M, looked_for := []} when map_size(M) =:= 1, status(A)).
+    ?assertMatch(#{members := M, looked_for := []} when map_size(M) =:= 1, status(A)),
+    %% Nor is a farewell heard that an earlier run of a node said.
+    Bye = (hello_of(B, A))#{incarnation => 1},
+    _ = call(A, erlang, send, [weir_members, {weir_members, 1, bye, Bye}]),
+    _ = call(A, sys, get_state, [weir_members]),
+    ?assertEqual(#{node_of(B) => connected}, members(A)).
 
 %% ---- frames
 
@@ -407,10 +412,13 @@ quarantine_is_shown(_) ->
 senders_come_back(_) ->
     [A, B] = start_all(2),
     Sender = call(A, weir_cluster_SUITE, pid_of, [weir_peer]),
+    %% (A hello would bring it, too.)
+    ok = call(A, sys, suspend, [weir_members]),
     true = call(A, erlang, exit, [Sender, kill]),
     wait_until(another, fun() -> not lists:member(call(A, weir_cluster_SUITE, pid_of, [weir_peer]), [Sender, none]) end),
     Count = received(B, A),
-    wait_until(frames, fun() -> received(B, A) > Count end).
+    wait_until(frames, fun() -> received(B, A) > Count end),
+    ok = call(A, sys, resume, [weir_members]).
 
 %% A node that takes nothing for a while: when it does again, a heartbeat comes before the data that waits.
 heartbeats_pass_data(_) ->
