@@ -257,7 +257,8 @@ init([]) ->
 
 %% @private
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}} | {noreply, #state{}}.
-handle_call(Request, From, #state{phase = starting, asked = Asked} = State) ->
+handle_call(Request, From, #state{phase = Phase, awaited = Awaited, asked = Asked} = State)
+  when Phase =:= starting; map_size(Awaited) > 0 ->
     {noreply, State#state{asked = [{Request, From} | Asked]}};
 handle_call(Request, _From, State) ->
     {Reply, New} = answer(Request, State),
@@ -297,8 +298,10 @@ handle_info({nodeup, Node}, State) ->
     {noreply, say_hello([Node], watch(Node, named(State)))};
 handle_info({'DOWN', Monitor, process, _, _}, State) ->
     {noreply, down(Monitor, State)};
-handle_info(started, State) ->
+handle_info(started, #state{phase = starting} = State) ->
     {noreply, started(State#state{awaited = #{}})};
+handle_info(introduced, State) ->
+    {noreply, introduced(State#state{awaited = #{}})};
 handle_info({hello, Node}, State) ->
     {noreply, say_hello([Node], State)};
 handle_info(greet, State) ->
@@ -316,15 +319,21 @@ one_of(Nodes) -> [lists:nth(rand:uniform(length(Nodes)), Nodes)].
 %% ---- the start ----
 
 %% Over when all answered who can.
-started(#state{phase = starting, awaited = Awaited, highest = Highest, asked = Asked} = State) when map_size(Awaited) =:= 0 ->
+started(#state{phase = starting, awaited = Awaited, highest = Highest} = State) when map_size(Awaited) =:= 0 ->
     true = ets:insert(?MODULE, [{incarnation, max(erlang:system_time(millisecond), Highest + 1)}, {phase, ready}]),
-    Ready = say_hello(nodes(), confirm(State#state{phase = ready, asked = []})),
+    _ = erlang:send_after(?START_MS, self(), introduced),
+    introduced(say_hello(nodes(), confirm(State#state{phase = ready, awaited = maps:from_list([{Node, true} || Node <- connected()])})));
+started(State) ->
+    State.
+
+%% All know this run that can: its first frames ask for a copy, and would be refused by those that haven't heard of it.
+introduced(#state{phase = ready, awaited = Awaited, asked = Asked} = State) when map_size(Awaited) =:= 0 ->
     lists:foldr(fun({Request, From}, Now) ->
                         {Reply, Then} = answer(Request, Now),
                         _ = gen_server:reply(From, Reply),
                         Then
-                end, Ready, Asked);
-started(State) ->
+                end, State#state{asked = []}, Asked);
+introduced(State) ->
     State.
 
 %% A node may get its name after weir was started. To the others it is another then.
@@ -388,7 +397,7 @@ told(_Kind, Node, {refused, Reason}, _Told, State) ->
     awaited(Node, refuse(Node, Reason, State));
 told(Kind, Node, {ok, Terms}, Told, State) when Kind =:= hello; Kind =:= welcome ->
     case weir_hello:judge(Told, known(Node)) of
-        ok -> awaited(Node, accept(Kind, Node, Terms, Told, State));
+        ok -> answered(Node, Told, accept(Kind, Node, Terms, Told, State));
         stale -> State;
         behind -> awaited(Node, behind(Kind, Node, Told, State));
         next -> awaited(Node, follow(Kind, Node, Terms, Told, State));
@@ -397,10 +406,19 @@ told(Kind, Node, {ok, Terms}, Told, State) when Kind =:= hello; Kind =:= welcome
 told(_Kind, _Node, _Terms, _Told, State) ->
     State.
 
+%% (What it says may be of the time before it knew this run.)
+answered(Node, #{yours := Yours}, #state{phase = ready} = State) ->
+    case Yours >= own(incarnation, 0) of
+        true -> awaited(Node, State);
+        false -> State
+    end;
+answered(Node, _Told, State) ->
+    awaited(Node, State).
+
 awaited(Node, #state{phase = starting, awaited = Awaited} = State) ->
     started(State#state{awaited = maps:remove(Node, Awaited)});
-awaited(_Node, State) ->
-    State.
+awaited(Node, #state{awaited = Awaited} = State) ->
+    introduced(State#state{awaited = maps:remove(Node, Awaited)}).
 
 known(Node) ->
     Id = node_id(Node),
