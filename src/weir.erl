@@ -218,7 +218,7 @@ compile(Spec) ->
 %% A node that will be back, as after an update, need not leave: it is missed, and then takes up its place.
 -spec leave() -> ok.
 leave() ->
-    try weir_members:leave()
+    try weir_members:leave(bye)
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 
@@ -242,7 +242,7 @@ rotate_secret(Options) ->
         #{} when map_size(Options) =:= 0 -> ok;
         _ -> ?RAISE({message, "the options of rotate_secret are a map of force, which is true or false"})
     end,
-    try weir_members:rotate(maps:get(force, Options, false))
+    try weir_rotation:rotate(maps:get(force, Options, false))
     catch exit:{noproc, _} -> ?RAISE({message, "weir is not started: call application:ensure_all_started(weir)"})
     end.
 

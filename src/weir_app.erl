@@ -26,7 +26,7 @@ start(_Type, _Args) ->
 %% A misspelt key would start a node without limiters, or with the cookie for a secret. (included_applications is OTP's
 %% own.)
 with_keys([]) ->
-    with_options(weir_members:options());
+    with_options(weir_cluster_options:get());
 with_keys([Key | _]) ->
     Message = io_lib:format("in weir's configuration there is no ~ts", [weir_options:unknown(Key, ?KEYS)]),
     {error, {bad_config, Key, unicode:characters_to_binary(Message)}}.
@@ -54,8 +54,10 @@ started(Started) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
-    ok = weir_owner:leave(?DRAIN_MS),
-    ok = weir_replica:drain(?DRAIN_MS),
+    {ok, #{leave_on_stop := Leaves}} = weir_cluster_options:get(),
+    _ = try weir_members:leave(case Leaves of true -> bye; false -> {stop, ?DRAIN_MS} end)
+        catch exit:_ -> gone
+        end,
     State.
 
 -spec stop(term()) -> ok.

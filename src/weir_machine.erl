@@ -18,7 +18,7 @@
 
 -export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/5, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
--export([births/0, bytes/2, published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2,
+-export([births/0, bytes/2, published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2, quarantined/2, peer/1, limits/0,
          overshoot/4, most_exceeded/2]).
 
 -export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, overshoot/0, ns/0]).
@@ -38,7 +38,7 @@
                     gossip_interval | heartbeat_interval | peer_timeout | forget_after | keep_others | future_bound
                     | coalesce_most | long_delay => ns(),
                     max_keys | pieces => pos_integer(),
-                    max_parked | max_claims | log_bytes | others_bytes | pinned_bytes | piece_keys => non_neg_integer()}.
+                    max_parked | max_claims | max_resets | log_bytes | others_bytes | pinned_bytes | piece_keys => non_neg_integer()}.
 %% A limiter changes when it is put again with a greater version. `flush_after' 0 is never.
 -type terms() :: #{capacity := pos_integer(), interval_ns := pos_integer(), version => pos_integer(),
                    partition => open | share | closed, large_hits => admit | claim | owner,
@@ -51,8 +51,9 @@
 -define(TIMES, [{gossip_interval, 1000000, 300000000}, {heartbeat_interval, 1000000, 500000000},
                 {peer_timeout, 0, 2000000000}, {forget_after, 0, 3600000000000}, {keep_others, 0, 5000000000},
                 {future_bound, 0, 10000000000}, {coalesce_most, 0, 20000000}, {long_delay, 0, 20000000}]).
--define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024}, {log_bytes, 0, 1 bsl 20},
-                 {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18}, {piece_keys, 0, 1 bsl 20}, {pieces, 1, 256}]).
+-define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024},
+                 {max_resets, 0, 1 bsl 16}, {log_bytes, 0, 1 bsl 20}, {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18},
+                 {piece_keys, 0, 1 bsl 20}, {pieces, 1, 256}]).
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
@@ -63,6 +64,10 @@
 -define(LONG, 16#ffffffffffffffff).
 -define(DURATION, 1 bsl 60).
 -define(NOW, (1 bsl 61) - 1).
+
+%% @doc The times (nanoseconds) and the limits (numbers) of a configuration: the least that each may be, and its default.
+-spec limits() -> {Times :: [{atom(), non_neg_integer(), ns()}], Limits :: [{atom(), non_neg_integer(), non_neg_integer()}]}.
+limits() -> {?TIMES, ?LIMITS}.
 
 %% @doc A replica that knows nothing yet. The last handle's end is its own.
 -spec new(config()) -> machine().
@@ -176,6 +181,10 @@ event({arrival, From, Frame}) ->
 event({Membership, Node}) when Membership =:= registered; Membership =:= unregistered ->
     _ = within(node, Node, 0, ?WORD),
     ok;
+event({incarnation, Node, Incarnation}) ->
+    _ = within(node, Node, 0, ?WORD),
+    _ = within(incarnation, Incarnation, 0, ?LONG),
+    ok;
 event(Plain) when Plain =:= tick; Plain =:= births ->
     ok;
 event(Event) ->
@@ -256,6 +265,26 @@ look(Place, Machine) ->
 -spec clock(machine(), node_id()) -> {OffsetNs :: integer(), RoundTripNs :: integer()} | unknown.
 clock(Machine, Peer) ->
     checked(fun() -> weir_nif:replica_clock(reference(Machine), within(node, Peer, 0, ?WORD)) end).
+
+%% @doc Whether the peer's births are refused, because they lay further in the future than `future_bound'.
+-spec quarantined(machine(), node_id()) -> boolean().
+quarantined(Machine, Peer) ->
+    checked(fun() -> weir_nif:replica_quarantined(reference(Machine), within(node, Peer, 0, ?WORD)) end).
+
+%% @doc How another node stands to the attached machine, if there is one: the offset of its clock and the round trip are missing
+%% before the first echo.
+-spec peer(node_id()) -> #{quarantined := boolean(), clock_offset_ns => integer(), round_trip_ns => integer()}.
+peer(Peer) ->
+    case attached() of
+        none ->
+            #{quarantined => false};
+        {ok, Machine} ->
+            About = #{quarantined => quarantined(Machine, Peer)},
+            case clock(Machine, Peer) of
+                unknown -> About;
+                {Offset, RoundTrip} -> About#{clock_offset_ns => Offset, round_trip_ns => RoundTrip}
+            end
+    end.
 
 %% @doc How far the key may be admitted beyond its capacity at this moment, and is (replica.hpp says what each number means).
 -spec overshoot(machine(), limiter_id(), key_hash(), NowNs :: non_neg_integer()) -> overshoot().

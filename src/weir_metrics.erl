@@ -23,7 +23,8 @@ metrics() ->
         [{Name, Kind, Help, [], [{[], maps:get(Key, Owned)}]}
          || Owned <- [weir_owner:counts()], {Name, Kind, Help, Key} <- owner_metrics()] ++
         [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
-         || {Name, Kind, Help, Key} <- traffic_metrics()].
+         || {Name, Kind, Help, Key} <- traffic_metrics()] ++
+        peer_metrics(weir_report:peers()).
 
 %% The memory of a limiter is that of its table, and what the machine holds of its keys.
 with_machine(Stats) ->
@@ -82,7 +83,15 @@ traffic_metrics() ->
      {weir_peer_received_bytes_total, counter, <<"Bytes of these">>, received_bytes},
      {weir_peer_dropped_frames_total, counter, <<"Frames for the node that were dropped: no connection, or a full outbox">>,
       dropped_frames},
+     {weir_peer_refused_frames_total, counter,
+      <<"Frames in the node's name that were not taken: it hasn't said hello, is refused, or didn't send them">>, refused_frames},
      {weir_peer_shed_frames_total, counter, <<"Frames of the node that were dropped unread, as too many waited">>, shed_frames}].
+
+peer_metrics(Peers) ->
+    [{weir_peer_clock_offset_seconds, gauge, <<"How far the node's clock is ahead of this one's, as estimated by round trips">>, [node],
+      [{[atom_to_binary(Node)], Offset / 1.0e9} || {Node, #{clock_offset_ns := Offset}} <- Peers]},
+     {weir_peer_quarantined, gauge, <<"1 while the node's births are refused, as its clock is too far ahead">>, [node],
+      [{[atom_to_binary(Node)], case Quarantined of true -> 1; false -> 0 end} || {Node, #{quarantined := Quarantined}} <- Peers]}].
 
 clock() ->
     #{offset_ns := Offset, steps := Steps} = weir_clock:info(),

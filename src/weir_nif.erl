@@ -16,7 +16,7 @@
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
 -export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
-         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_overshoot/4, replica_most_exceeded/2,
+         replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_quarantined/2, replica_overshoot/4, replica_most_exceeded/2,
          replica_push/2, replica_drop_limiter/2, replica_reset/5, replica_attach/2, replica_attached/0, replica_detach/0,
          replica_births/0,
          replica_bytes/2]).
@@ -66,7 +66,8 @@
                | tick
                | births
                | {registered, node_id()}
-               | {unregistered, node_id()}.
+               | {unregistered, node_id()}
+               | {incarnation, node_id(), Incarnation :: non_neg_integer()}.
 -type effect() :: {answer, Ticket :: non_neg_integer(), Allowed :: boolean()}
                 | {send, To :: node_id() | [node_id()], Frame :: binary(), data | repair | heartbeat}.
 
@@ -259,6 +260,9 @@ replica_stats(_Replica) -> ?NOT_LOADED.
 replica_look(_Replica) -> ?NOT_LOADED.
 -spec replica_clock(reference(), node_id()) -> {OffsetNs :: integer(), RoundTripNs :: integer()} | unknown.
 replica_clock(_Replica, _Peer) -> ?NOT_LOADED.
+
+-spec replica_quarantined(reference(), node_id()) -> boolean().
+replica_quarantined(_Replica, _Peer) -> ?NOT_LOADED.
 -spec replica_overshoot(reference(), Limiter :: non_neg_integer(), KeyHash :: pos_integer(), NowNs :: non_neg_integer()) ->
           {Expected :: non_neg_integer(), Worst :: non_neg_integer(), Exceeded :: non_neg_integer()}.
 replica_overshoot(_Replica, _Limiter, _KeyHash, _NowNs) -> ?NOT_LOADED.

@@ -101,7 +101,7 @@ row(Key, Default) ->
 init([]) ->
     _ = process_flag(trap_exit, true),
     _ = process_flag(message_queue_data, off_heap),
-    {ok, #{peer_timeout := Patience}} = weir_members:options(),
+    {ok, #{peer_timeout := Patience}} = weir_cluster_options:get(),
     _ = erlang:send_after(?TICK_MS, self(), tick),
     Core = weir_owner_core:new(#{node => node(), now => now_ms(), peer_timeout => Patience}),
     {ok, look(#state{core = Core, patience = Patience})}.

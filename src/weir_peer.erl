@@ -5,6 +5,8 @@
 %% the node doesn't take stays in an outbox, and is offered again a few milliseconds later. One that is full loses its oldest
 %% frames, counted as dropped; what is sent to a node without a connection is dropped at once. The machine repairs both.
 %%
+%% To a node that hasn't said hello, or is refused, it sends nothing: as if there were no connection.
+%%
 %% Of signs of life only the newest is kept, and it goes first: that others wait must not make this node look dead.
 %%
 %% It belongs to the weir_replica that started it, and ends with it.
@@ -12,7 +14,7 @@
 
 -behaviour(gen_server).
 
--export([start_link/2, send/3, flush/2]).
+-export([start_link/2, talk/2, send/3, flush/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -export_type([kind/0]).
@@ -26,7 +28,7 @@
 -define(PAUSE_MS, 5).
 
 -record(outbox, {frames = queue:new() :: queue:queue(binary()), count = 0 :: non_neg_integer(), bytes = 0 :: non_neg_integer()}).
--record(state, {node :: node(), self :: weir_members:id(), heartbeat = none :: none | binary(),
+-record(state, {node :: node(), self :: weir_members:id(), terms = none :: none | weir_hello:terms(), heartbeat = none :: none | binary(),
                 repair = #outbox{} :: #outbox{}, data = #outbox{} :: #outbox{}, timer = none :: none | reference(),
                 flushing = [] :: [gen_server:from()]}).
 
@@ -34,6 +36,11 @@
 -spec start_link(node(), weir_members:id()) -> {ok, pid()} | {error, term()}.
 start_link(Node, Self) ->
     gen_server:start_link(?MODULE, {Node, Self}, []).
+
+%% Under which protocol it sends from now on, and with what in its frames.
+-spec talk(pid(), none | weir_hello:terms()) -> ok.
+talk(Peer, Terms) ->
+    gen_server:cast(Peer, {talk, Terms}).
 
 -spec send(pid(), kind(), binary()) -> ok.
 send(Peer, Kind, Frame) ->
@@ -60,6 +67,8 @@ handle_call(_, _From, State) ->
     {reply, unknown, State}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast({talk, Terms}, State) ->
+    {noreply, State#state{terms = Terms}};
 handle_cast({heartbeat, Frame}, State) ->
     {noreply, offer(State#state{heartbeat = Frame})};
 handle_cast({data, Frame}, #state{node = Node, data = Data} = State) ->
@@ -83,7 +92,7 @@ put(Frame, #outbox{frames = Frames, count = Count, bytes = Bytes}, Node) ->
 cut(#outbox{count = Count, bytes = Bytes} = Outbox, _Node) when Count =< ?MAX_FRAMES, Bytes =< ?MAX_BYTES ->
     Outbox;
 cut(Outbox, Node) ->
-    weir_members:count(Node, dropped, 1),
+    weir_traffic:count(Node, dropped, 1),
     cut(rest(Outbox), Node).
 
 rest(#outbox{frames = Frames, count = Count, bytes = Bytes}) ->
@@ -106,15 +115,22 @@ offer_next(#state{flushing = Flushing} = State) ->
     _ = [gen_server:reply(From, ok) || From <- Flushing],
     State#state{flushing = []}.
 
-offer(Kind, Frame, Sent, #state{node = Node, self = Self} = State) ->
-    case erlang:send({weir_replica, Node}, {weir_frame, 1, Self, Kind, Frame}, [nosuspend, noconnect]) of
+offer(Kind, Frame, Sent, #state{node = Node} = State) ->
+    case offered(Node, message(Kind, Frame, State)) of
         ok ->
-            weir_members:count(Node, {sent, Kind}, byte_size(Frame)),
+            weir_traffic:count(Node, {sent, Kind}, byte_size(Frame)),
             offer_next(Sent);
         nosuspend ->
             State#state{timer = erlang:start_timer(?PAUSE_MS, self(), again)};
         noconnect ->
             #state{repair = #outbox{count = Repair}, data = #outbox{count = Data}} = State,
-            _ = Repair + Data > 0 andalso weir_members:count(Node, dropped, Repair + Data),
+            _ = Repair + Data > 0 andalso weir_traffic:count(Node, dropped, Repair + Data),
             offer_next(State#state{heartbeat = none, repair = #outbox{}, data = #outbox{}})
     end.
+
+offered(_Node, none) -> noconnect;
+offered(Node, Message) -> erlang:send({weir_replica, Node}, Message, [nosuspend, noconnect]).
+
+message(_Kind, _Frame, #state{terms = none}) -> none;
+message(Kind, Frame, #state{terms = #{protocol := 1}, self = Self}) -> {weir_frame, 1, Self, Kind, Frame};
+message(Kind, Frame, #state{terms = #{token := Token}, self = Self}) -> {weir_frame, 2, Self, Token, Kind, Frame}.

@@ -38,9 +38,9 @@ waits_for([Part | Parts]) ->
     end.
 
 members() ->
-    case weir_members:status() of
-        #{state := starting} -> {wait, <<"asks the connected nodes who belongs to the cluster">>};
-        #{} -> ready
+    case weir_members:phase() of
+        starting -> {wait, <<"asks the connected nodes who belongs to the cluster">>};
+        _ -> ready
     end.
 
 discovery() ->

@@ -30,8 +30,12 @@
 %% Between two looks at what was lost, of which the log tells.
 -define(LOSSES_MS, 10000).
 
+%% What a frame must show to be taken for one of its sender: nothing, under protocol 1; what this node told the sender and nobody else;
+%% or whatever it shows it isn't, as its sender wasn't accepted as a member.
+-type door() :: open | closed | <<_:64>>.
+
 -record(state, {machine :: weir_machine:machine(), self = weir_members:node_id(node()) :: weir_members:id(),
-                peers = #{} :: #{weir_members:id() => {node(), pid()}},
+                peers = #{} :: #{weir_members:id() => {node(), pid()}}, doors = #{} :: #{weir_members:id() => door()},
                 timer = none :: none | {soon | reference(), AtNs :: integer()},
                 ticket = 1 :: pos_integer(), asked = #{} :: #{Ticket :: pos_integer() => gen_server:from()},
                 handled = 0 :: non_neg_integer(), shed = none :: none | data | all,
@@ -133,8 +137,8 @@ renewed(Incarnation, #state{peers = Peers} = State) ->
 %% Limiters that change meanwhile are brought by the registry once the machine is attached, or found there after that.
 made(Incarnation, Joining) ->
     Self = weir_members:node_id(node()),
-    {ok, Times} = weir_members:options(),
-    Machine = weir_machine:new(maps:merge(maps:map(fun(_, Ms) -> Ms * 1000000 end, Times),
+    {ok, Options} = weir_cluster_options:get(),
+    Machine = weir_machine:new(maps:merge(weir_cluster_options:machine(Options),
                                           #{self => Self, members => [Self | [Id || {_, Id} <- weir_members:others()]],
                                             incarnation => Incarnation, joining => Joining andalso weir_members:others() =/= [],
                                             seed => Self, start => weir_clock:now()})),
@@ -191,9 +195,10 @@ handle_cast(_, State) ->
 handle_info(Message, State) ->
     {noreply, look_at_queue(handle(Message, State))}.
 
-handle({weir_frame, 1, From, Kind, Frame}, #state{peers = Peers} = State) when is_map_key(From, Peers), is_binary(Frame) ->
-    {Node, _} = maps:get(From, Peers),
-    frame(Node, From, Kind, Frame, State);
+handle({weir_frame, 1, From, Kind, Frame}, State) when is_binary(Frame) ->
+    arrived(From, open, Kind, Frame, State);
+handle({weir_frame, 2, From, Token, Kind, Frame}, State) when is_binary(Token), is_binary(Frame) ->
+    arrived(From, Token, Kind, Frame, State);
 handle({weir_reset, 1, Limiter, KeyHash, Time}, #state{machine = Machine} = State)
   when is_integer(Limiter), is_integer(KeyHash), is_integer(Time) ->
     %% What another node says may be out of range; then it resets nothing.
@@ -221,12 +226,23 @@ handle({registered, Node}, State) ->
 handle(_, State) ->
     State.
 
+arrived(From, Shown, Kind, Frame, #state{peers = Peers, doors = Doors} = State) ->
+    case {Peers, Doors} of
+        {#{From := {Node, _}}, #{From := Shown}} ->
+            frame(Node, From, Kind, Frame, State);
+        {#{From := {Node, _}}, _} ->
+            ok = weir_traffic:count(Node, refused, 1),
+            State;
+        _ ->
+            State
+    end.
+
 frame(Node, _From, Kind, Frame, #state{shed = Shed} = State) when Shed =:= all; Shed =:= Kind ->
-    ok = weir_members:heard(Node, byte_size(Frame), weir_clock:now()),
-    ok = weir_members:count(Node, shed, 1),
+    ok = weir_traffic:heard(Node, byte_size(Frame), weir_clock:now()),
+    ok = weir_traffic:count(Node, shed, 1),
     State;
 frame(Node, From, _Kind, Frame, State) ->
-    ok = weir_members:heard(Node, byte_size(Frame), weir_clock:now()),
+    ok = weir_traffic:heard(Node, byte_size(Frame), weir_clock:now()),
     run({arrival, From, Frame}, State).
 
 %% ---- members, limiters ----
@@ -234,20 +250,31 @@ frame(Node, From, _Kind, Frame, State) ->
 add(Node, #state{peers = Peers, self = Self} = State) ->
     Id = weir_members:node_id(Node),
     case Peers of
-        #{Id := _} ->
-            run({registered, Id}, State);
+        #{Id := {_, Peer}} ->
+            introduce(Node, Id, Peer, run({registered, Id}, State));
         #{} ->
             {ok, Peer} = weir_peer:start_link(Node, Self),
-            run({registered, Id}, State#state{peers = Peers#{Id => {Node, Peer}}})
+            introduce(Node, Id, Peer, run({registered, Id}, State#state{peers = Peers#{Id => {Node, Peer}}}))
     end.
 
-remove(Node, #state{peers = Peers} = State) ->
+%% As membership has it by now.
+introduce(Node, Id, Peer, #state{doors = Doors} = State) ->
+    {Incarnation, Terms} = weir_members:terms(Node),
+    ok = weir_peer:talk(Peer, Terms),
+    Door = case Terms of
+               none -> closed;
+               #{protocol := 1} -> open;
+               #{} -> weir_members:token(Node)
+           end,
+    run({incarnation, Id, Incarnation}, State#state{doors = Doors#{Id => Door}}).
+
+remove(Node, #state{peers = Peers, doors = Doors} = State) ->
     Id = weir_members:node_id(Node),
     case maps:take(Id, Peers) of
         {{_, Peer}, Rest} ->
             true = unlink(Peer),
             true = exit(Peer, kill),
-            run({unregistered, Id}, State#state{peers = Rest});
+            run({unregistered, Id}, State#state{peers = Rest, doors = maps:remove(Id, Doors)});
         error ->
             run({unregistered, Id}, State)
     end.

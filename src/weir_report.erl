@@ -2,7 +2,10 @@
 %% @doc How limits stand over the nodes: for {@link weir:explain/2} and metrics. Reads tables and the machine, asks no process.
 -module(weir_report).
 
--export([explain/3, traffic/0, machine/0, exceeded/0, bytes/1]).
+-export([explain/3, traffic/0, peers/0, cluster/0, machine/0, exceeded/0, bytes/1]).
+
+%% Clocks that differ by less are not compared with limiters: reading those of thousands costs milliseconds.
+-define(LEAST_SKEW_NS, 1000000).
 
 %% What the cluster adds to the explanation of a key. `unsent' are tokens that this node admitted and no other knows, `share' the
 %% most they may be before they are sent; `nodes' that are heard of now and those that belong to the cluster; of each other node
@@ -75,6 +78,29 @@ peers(Machine) ->
     Traffic = weir_members:traffic(),
     [maps:merge(#{node => Node, staleness_ms => staleness(Node, Traffic, Now)}, clock(weir_machine:clock(Machine, Id)))
      || {Node, Id} <- lists:sort(weir_members:others())].
+
+%% How each other node's clock stands, and whether it is in quarantine.
+-spec peers() -> [{node(), #{quarantined := boolean(), clock_offset_ns => integer(), round_trip_ns => integer()}}].
+peers() ->
+    [{Node, weir_machine:peer(Id)} || {Node, Id} <- lists:sort(weir_members:others())].
+
+%% What weir_watch looks at.
+-spec cluster() -> weir_watch:facts() | none.
+cluster() ->
+    case weir_machine:attached() of
+        {ok, Machine} ->
+            Peers = peers(),
+            Skewed = lists:any(fun({_, About}) -> abs(maps:get(clock_offset_ns, About, 0)) >= ?LEAST_SKEW_NS end, Peers),
+            (nodes_of(Machine))#{away => weir_members:away(), peers => Peers, horizons => [H || Skewed, H <- horizons()]};
+        none ->
+            none
+    end.
+
+%% In what time the bucket of each replicated limiter fills. (What was deleted has terms, too.)
+horizons() ->
+    [{Name, Capacity * Interval}
+     || {Name, #{}, _} = Entry <- weir_registry:entries(),
+        {_, #{capacity := Capacity, interval_ns := Interval}} <- [weir_registry:replicated(Entry)]].
 
 staleness(Node, Traffic, Now) ->
     case Traffic of

@@ -4,12 +4,14 @@
 %% ```
 %% weir_sup (one_for_one)           owns the tables of specifications and of members
 %%  |- weir_clock                   compares the clock with the system's; without it the clock runs on at its rate
-%%  |- weir_members                 knows the nodes that limit together; without it nobody joins or is looked for
+%%  |- weir_members                 knows the nodes that limit together; without it nobody joins
+%%  |- weir_connector               connects to those that are away; without it a partition lasts
 %%  |- weir_registry                makes and changes limiters; without it decisions go on
 %%  |- weir_replica                 tells the other nodes of births; without it each node decides on what it knows
 %%  |    `- weir_peer, one per node sends frames; ends with weir_replica, and is started again by it
 %%  |- weir_owner                   decides keys of `scope => exact'; without it each node decides on what it knows
 %%  |    `- weir_handover           tells other nodes levels, and ends
+%%  |- weir_watch                   says in the log what is wrong with the cluster; without it nothing is missed but that
 %%  |- weir_sweeper                 clears expired keys; without it new ones take their slots
 %%  |- weir_discovery (if configured)  finds nodes; without it those that are connected stay so
 %%  `- weir_http (if configured)    a supervisor: listener and its connections
@@ -34,8 +36,10 @@ start_link(SecretId) ->
 init(SecretId) ->
     ok = weir_limiters:make_table(),
     ok = weir_members:make_table(SecretId),
+    ok = weir_traffic:make_table(),
     Workers = [#{id => Module, start => {Module, start_link, []}}
-               || Module <- [weir_clock, weir_members, weir_registry, weir_replica, weir_owner, weir_sweeper]],
+               || Module <- [weir_clock, weir_members, weir_connector, weir_registry, weir_replica, weir_owner, weir_watch,
+                                weir_sweeper]],
     {ok, {#{strategy => one_for_one, intensity => 5, period => 10},
           Workers ++ [weir_discovery:child_spec()] ++ http(application:get_env(weir, http))}}.
 

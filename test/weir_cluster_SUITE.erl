@@ -553,7 +553,7 @@ flood_of_frames(_) ->
     [A, B] = Peers = start_all(2),
     ok = put_everywhere(Peers, login, ?SLOW),
     ok = call(A, sys, suspend, [weir_replica]),
-    true = call(A, ?MODULE, flood, [call(A, weir_members, node_id, [node_of(B)]), 50000]),
+    true = call(A, ?MODULE, flood, [node_of(B), 50000]),
     ok = call(A, sys, resume, [weir_replica]),
     wait_until(drained, fun() -> {message_queue_len, 0} =:= call(A, ?MODULE, queue_of, [weir_replica]) end),
     #{shed_frames := Shed} = maps:get(node_of(B), call(A, weir_members, traffic, [])),
@@ -562,7 +562,8 @@ flood_of_frames(_) ->
     settled_total(Peers, login, ?KEY).
 
 flood(From, Count) ->
-    lists:foreach(fun(_) -> whereis(weir_replica) ! {weir_frame, 1, From, data, <<0, 1, 2, 3>>} end, lists:seq(1, Count)),
+    Frame = {weir_frame, 2, weir_members:node_id(From), weir_members:token(From), data, <<0, 1, 2, 3>>},
+    lists:foreach(fun(_) -> whereis(weir_replica) ! Frame end, lists:seq(1, Count)),
     true.
 
 queue_of(Name) ->
@@ -599,6 +600,7 @@ outbox_is_bounded(_) ->
 sender(Node) ->
     {ok, Peer} = weir_peer:start_link(Node, 1),
     true = unlink(Peer),
+    ok = weir_peer:talk(Peer, #{protocol => 1, token => none, features => []}),
     Peer.
 
 send_frames(Peer, Count, Bytes) ->

@@ -23,6 +23,8 @@ enum Tag : unsigned {
   kClaim = 11,
   kClaimAck = 12,
   kClaimDone = 13,
+  // From here on an item says how long it is, so that a version that doesn't know it takes the rest of the frame.
+  kWithLength = 0x40,
   kRecord = 0x80,
 };
 enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
@@ -86,6 +88,7 @@ class Reader {
     fail(FrameError::truncated);
     return 0;
   }
+  void skip(std::size_t count) noexcept { at_ += count; }  // REQUIRES: count <= left()
   Nanos time() noexcept {
     const std::uint64_t value = word();
     if (value > kTimeLimit) fail(FrameError::value);
@@ -278,7 +281,7 @@ void read_item(Reader& in, OriginId sender, Frame& frame) {
       frame.items.emplace_back(ClaimDoneItem{in.varint()});
       break;
     default:
-      in.fail(FrameError::tag);
+      tag >= kWithLength ? in.skip(in.count(kFrameMax, 1)) : in.fail(FrameError::tag);
   }
 }
 

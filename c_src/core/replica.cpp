@@ -175,6 +175,8 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
     add_member(joined->node, now);
   } else if (const auto* const left = std::get_if<Unregistered>(&event)) {
     remove_member(left->node, now);
+  } else if (const auto* const run = std::get_if<Introduced>(&event)) {
+    introduce(*run);
   } else {
     tick(now, effects);
   }

@@ -32,6 +32,16 @@ std::optional<std::pair<Nanos, Nanos>> Replica::clock_of(NodeId node) const noex
   return std::pair{peer->offset, peer->round_trip};
 }
 
+bool Replica::quarantined(NodeId node) const noexcept {
+  const Peer* const peer = find(node);
+  return peer != nullptr && peer->quarantined;
+}
+
+void Replica::introduce(const Introduced& run) noexcept {
+  introduces_ = true;
+  if (Peer* const peer = find(run.node)) peer->introduced = run.incarnation;
+}
+
 bool Replica::forgotten(const OriginId& id) const noexcept {
   const auto last = collected_.find(id.node.v);
   return last != collected_.end() && id.incarnation <= last->second;
@@ -68,9 +78,10 @@ Origin& Replica::run_of(const OriginId& id, Nanos now) {
   return *origins_.find(id);
 }
 
-// Notes the run that a frame comes from. False for runs that are over and forgotten. Frames of the last run that come
-// late are welcome: their births are true.
+// Notes the run that a frame comes from. False for runs that are over and forgotten, and for those that nobody
+// introduced. Frames of the last run that come late are welcome: their births are true.
 bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
+  if (introduces_ && incarnation > peer.introduced) return false;
   if (forgotten({peer.node, incarnation})) return false;
   if (incarnation <= peer.incarnation) return true;
   const bool restarted = peer.incarnation != 0;

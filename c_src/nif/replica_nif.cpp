@@ -180,16 +180,16 @@ bool get_times(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcep
          get_duration(env, times[6], config.coalesce_most) && get_duration(env, times[7], config.long_delay);
 }
 
-// {MaxKeys, MaxParked, MaxClaims, LogBytes, OthersBytes, PinnedBytes, PieceKeys, Pieces}
+// {MaxKeys, MaxParked, MaxClaims, MaxResets, LogBytes, OthersBytes, PinnedBytes, PieceKeys, Pieces}
 bool get_limits(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcept {
   int arity;
   const ERL_NIF_TERM* sizes;
   HistoryLimits& history = config.history;
-  return enif_get_tuple(env, term, &arity, &sizes) && arity == 8 && get_size(env, sizes[0], 1, config.max_keys) &&
+  return enif_get_tuple(env, term, &arity, &sizes) && arity == 9 && get_size(env, sizes[0], 1, config.max_keys) &&
          get_size(env, sizes[1], 0, config.max_parked) && get_size(env, sizes[2], 0, config.max_claims) &&
-         get_size(env, sizes[3], 0, history.log_bytes) && get_size(env, sizes[4], 0, history.others_bytes) &&
-         get_size(env, sizes[5], 0, history.pinned_bytes) && get_size(env, sizes[6], 0, history.piece_keys) &&
-         get_size(env, sizes[7], 1, history.pieces);
+         get_size(env, sizes[3], 0, config.max_resets) && get_size(env, sizes[4], 0, history.log_bytes) &&
+         get_size(env, sizes[5], 0, history.others_bytes) && get_size(env, sizes[6], 0, history.pinned_bytes) &&
+         get_size(env, sizes[7], 0, history.piece_keys) && get_size(env, sizes[8], 1, history.pieces);
 }
 
 // replica_new({Self, Incarnation}, Members, Neighbours, Joining, Seed, Start, Times, Limits) -> Replica
@@ -298,8 +298,12 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
     return true;
   }
   NodeId node;
-  if (arity != 2 || !get_node(env, parts[1], node)) return false;
-  if (parts[0] == atoms.registered) {
+  if (arity < 2 || !get_node(env, parts[1], node)) return false;
+  if (ErlNifUInt64 run; parts[0] == atoms.incarnation && arity == 3 && enif_get_uint64(env, parts[2], &run)) {
+    event = Introduced{node, run};
+  } else if (arity != 2) {
+    return false;
+  } else if (parts[0] == atoms.registered) {
     event = Registered{node};
   } else if (parts[0] == atoms.unregistered) {
     event = Unregistered{node};
@@ -636,6 +640,13 @@ ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
   return enif_make_tuple2(env, enif_make_int64(env, clock->first.v), enif_make_int64(env, clock->second.v));
 }
 
+// replica_quarantined(Replica, Peer) -> true | false
+ERL_NIF_TERM quarantined(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
+  NodeId peer;
+  if (!get_node(env, argv[1], peer)) return enif_make_badarg(env);
+  return machine.replica.quarantined(peer) ? atoms.true_ : atoms.false_;
+}
+
 // replica_births() -> {DroppedByRings, Rescans, KeysLookedAt}
 ERL_NIF_TERM births(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
   return enif_make_tuple3(env, enif_make_uint64(env, state->births().dropped()),
@@ -685,7 +696,7 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 20> replica_functions = {{
+const std::array<ErlNifFunc, 21> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
@@ -697,6 +708,7 @@ const std::array<ErlNifFunc, 20> replica_functions = {{
     {"replica_bytes", 2, guarded<with_machine<bytes_of>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_look", 1, guarded<with_machine<look>>, 0},
     {"replica_clock", 2, guarded<with_machine<clock_of>>, 0},
+    {"replica_quarantined", 2, guarded<with_machine<quarantined>>, 0},
     {"replica_overshoot", 4, guarded<with_machine<overshoot>>, 0},
     {"replica_most_exceeded", 2, guarded<with_machine<most_exceeded>>, 0},
     {"replica_push", 2, guarded<with_machine<push>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},

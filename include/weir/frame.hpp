@@ -2,6 +2,7 @@
 //
 //     frame   = version:u8  incarnation:varint  item*           the sender's incarnation; at most kFrameMax bytes
 //     item    = tag:u8  fields                                  see `Item` below; a record's tag has its flags in it
+//             | tag:u8  length:varint  bytes                    tags from 0x40 to 0x7f: skipped where unknown
 //     varint  = LEB128, at most 10 bytes                        fixed-width fields are little-endian
 //     set     = start:u64 count:varint (step:varint count:varint)*     intervals in time order, a step from start to
 //     start

@@ -59,7 +59,15 @@ struct Unregistered {
   NodeId node;
 };
 
-using Event = std::variant<Ask, Arrival, Tick, Registered, Unregistered>;
+// Membership has accepted this run of a node: frames of later ones are refused until it accepts them, too. Once a
+// machine was told of any, nodes that it was told nothing of are refused. (Where nobody introduces, a frame's word is
+// taken.)
+struct Introduced {
+  NodeId node;
+  std::uint64_t incarnation = 0;
+};
+
+using Event = std::variant<Ask, Arrival, Tick, Registered, Unregistered, Introduced>;
 
 // What a frame is for: the births themselves, the repair of what was lost, or signs of life.
 enum class Traffic : std::uint8_t { data, repair, heartbeat };

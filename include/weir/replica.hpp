@@ -189,11 +189,14 @@ class Replica final : public Machine {
   Overshoot most_exceeded(LimiterId limiter) const;
   // The estimated offset of a peer's clock from this one's, and the round trip; nothing before the first echo.
   std::optional<std::pair<Nanos, Nanos>> clock_of(NodeId peer) const noexcept;
+  // Whether the peer's births are refused, as they lay further ahead than future_bound.
+  bool quarantined(NodeId peer) const noexcept;
 
  private:
   struct Peer {
     NodeId node;
     std::uint64_t incarnation = 0;  // 0: not heard of yet
+    std::uint64_t introduced = 0;   // the last run that membership accepted
     bool live = true;
     bool behind = false;       // away, or back and catching up
     bool quarantined = false;  // its births lie in the future
@@ -325,6 +328,7 @@ class Replica final : public Machine {
   Origin& run_of(const OriginId& id, Nanos now);
   void forget_run(OriginId id);
   bool enroll(Peer& peer, std::uint64_t incarnation, Nanos now);
+  void introduce(const Introduced& run) noexcept;
   void tick(Nanos now, Effects& effects);
   void heartbeats(Nanos now, Effects& effects);
   void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
@@ -419,7 +423,8 @@ class Replica final : public Machine {
 
   ReplicaConfig config_;
   OriginId self_;
-  bool relays_ = false;  // there are members that this node can't talk to
+  bool relays_ = false;      // there are members that this node can't talk to
+  bool introduces_ = false;  // runs count only once they are introduced
   std::vector<NodeId> members_;
   std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
   std::vector<Peer> peers_;                     // neighbours, by node

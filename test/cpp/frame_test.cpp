@@ -1,6 +1,7 @@
 // Frames: what is written is what is read; nothing else is read.
 #include "weir/frame.hpp"
 
+#include <array>
 #include <set>
 
 #include "cases.hpp"
@@ -364,6 +365,29 @@ TEST_CASE("versions, tags and flags that don't exist are refused", "[frame]") {
   for (const unsigned flag : {8u, 16u, 32u, 64u}) {
     CHECK((Raw() << (0x80 | flag) << 1 << 0).word(1).word(1).varint(1).error() == FrameError::tag);
   }
+}
+
+TEST_CASE("an item of a later version is skipped, and what stands around it holds", "[frame]") {
+  for (const unsigned tag : {0x40u, 0x5au, 0x7fu}) {
+    FrameWriter writer(7);
+    writer.put(GoneItem{{{1}, 2}, 3});
+    const std::vector<std::byte> unknown = {std::byte(tag), std::byte{3}, std::byte{0xff}, std::byte{0},
+                                            std::byte{0x80}};
+    writer.raw(unknown);
+    writer.put(ClaimAckItem{9});
+    writer.raw(std::array{std::byte(tag), std::byte{0}});
+    Frame frame;
+    REQUIRE(decode(writer.take(), kSender, frame) == FrameError::none);
+    REQUIRE(frame.items.size() == 2);
+    CHECK(std::get<GoneItem>(frame.items[0]).upto == 3);
+    CHECK(std::get<ClaimAckItem>(frame.items[1]).id == 9);
+  }
+  // It ends where the frame ends, and not beyond.
+  CHECK((Raw() << 0x40 << 2 << 0 << 0).error() == FrameError::none);
+  CHECK((Raw() << 0x40 << 3 << 0 << 0).error() == FrameError::truncated);
+  CHECK((Raw() << 0x40).error() == FrameError::truncated);
+  CHECK((Raw() << 0x40).varint(UINT64_MAX).error() == FrameError::value);
+  CHECK((Raw() << 0x3f << 0).error() == FrameError::tag);
 }
 
 TEST_CASE("a logged record knows its name, a frame what it is for", "[frame]") {

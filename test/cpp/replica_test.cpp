@@ -301,6 +301,9 @@ TEST_CASE("births from the far future put a peer into quarantine", "[replica]") 
   CHECK(cluster.at(0).published(kLimiter, kKey).empty());
   CHECK(cluster.at(0).stats().refused > 0);
   CHECK(cluster.at(2).clock_of({1})->first > ms(10'000));
+  CHECK(cluster.at(0).quarantined({1}));
+  CHECK_FALSE(cluster.at(0).quarantined({2}));
+  CHECK_FALSE(cluster.at(0).quarantined({9}));
 }
 
 // One replica, and frames by hand.
@@ -740,6 +743,35 @@ TEST_CASE("runs that were made up are few, and don't end the run that is heard",
   told.pass(ms(120'000), 5);
   told.hear_record(3, {{3}, 5}, 2, kKey);
   CHECK(told.published(kKey) == before + 1);
+}
+
+TEST_CASE("one frame of a made-up run doesn't cut its node off, where membership introduces runs", "[replica]") {
+  constexpr std::uint64_t kMadeUp = std::uint64_t{1} << 63;
+  Told told(terms(1000, ms(3'600'000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.step(Introduced{{node}, 5});
+  told.hear_record(1, {{1}, 5}, 1, kKey);
+  told.hear_beat(1, kMadeUp);
+  told.hear_record(1, {{1}, kMadeUp}, 1, kKey);
+  CHECK(told.replica.stats().refused == 2);
+  told.pass(ms(120'000), 5);
+  told.hear_record(1, {{1}, 5}, 2, kKey);
+  CHECK(told.published(kKey) == 2);
+  // Nor does it count before its time; the run before may still be on its way.
+  told.hear_record(1, {{1}, 6}, 1, kKey);
+  CHECK(told.published(kKey) == 2);
+  told.step(Introduced{{1}, 6});
+  told.hear_record(1, {{1}, 6}, 1, kKey);
+  told.hear_record(1, {{1}, 5}, 3, kKey);
+  CHECK(told.published(kKey) == 4);
+  // A new member says nothing before it is introduced, and no other node can be.
+  told.step(Registered{{7}});
+  told.hear_record(7, {{7}, 1}, 1, kKey);
+  CHECK(told.published(kKey) == 4);
+  told.step(Introduced{{8}, 1});
+  told.step(Introduced{{7}, 1});
+  told.hear_record(7, {{7}, 1}, 1, kKey);
+  told.hear_record(8, {{8}, 1}, 1, kKey);
+  CHECK(told.published(kKey) == 5);
 }
 
 TEST_CASE("a run that was forgotten is refused, though its node was registered again", "[replica]") {

@@ -136,6 +136,9 @@ class Peers {
       case 7:
         run(Unregistered{node()});
         break;
+      case 9:
+        run(Introduced{node(), in_.number()});
+        break;
       case 8: {
         Bytes bytes = in_.bytes(in_.byte());
         run(Arrival{node(), bytes});
