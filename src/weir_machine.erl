@@ -56,7 +56,7 @@
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
-                malformed, refused, evicted_keys, forgotten_births, absences, dropped]).
+                malformed, refused, evicted_keys, forgotten_births, absences, shelved, lost_shelved, dropped]).
 
 -define(NO_MACHINE, "the machine is not one of weir_machine:new/1").
 -define(WORD, 16#ffffffff).

@@ -8,7 +8,8 @@
 namespace weir {
 namespace {
 
-// Tags of items. Records, the many, have the upper bit and flags below it.
+// Tags of items. Records, the many, have the upper bit and flags below it. From kSized on the length follows, so that
+// nodes that don't know the item skip it.
 enum Tag : unsigned {
   kHeartbeat = 1,
   kNack = 2,
@@ -23,6 +24,9 @@ enum Tag : unsigned {
   kClaim = 11,
   kClaimAck = 12,
   kClaimDone = 13,
+  kSized = 0x40,
+  kUnheard = 0x50,
+  kSpared = 0x51,
   kRecord = 0x80,
 };
 enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
@@ -42,6 +46,12 @@ class Reader {
     at_ = bytes_.size();
   }
 
+  // The next `length` bytes, to be read on their own.
+  Reader part(std::size_t length) noexcept {
+    const Reader part(bytes_.subspan(at_, length));
+    at_ += length;
+    return part;
+  }
   unsigned byte() noexcept {
     if (at_ >= bytes_.size()) {
       fail(FrameError::truncated);
@@ -229,10 +239,33 @@ ClaimItem read_claim(Reader& in) {
   return item;
 }
 
+UnheardItem read_unheard(Reader& in) {
+  UnheardItem item;
+  item.nodes.resize(in.count(kVectorMax, 1));
+  for (NodeId& node : item.nodes) node.v = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
+  return item;
+}
+
+// Bytes after what is known of such an item are of a later version of it.
+void read_sized(Reader& all, unsigned tag, Frame& frame) {
+  Reader in = all.part(all.count(kFrameMax, 1));
+  if (tag == kUnheard) {
+    frame.items.emplace_back(read_unheard(in));
+  } else if (tag == kSpared) {
+    const std::uint64_t incarnation = in.varint();
+    frame.items.emplace_back(SparedItem{incarnation, in.upto(kTimeLimit)});
+  }
+  if (in.error() != FrameError::none) all.fail(in.error());
+}
+
 void read_item(Reader& in, OriginId sender, Frame& frame) {
   const unsigned tag = in.byte();
   if (tag >= kRecord) {
     frame.items.emplace_back(read_record(in, tag, sender, frame));
+    return;
+  }
+  if (tag >= kSized) {
+    read_sized(in, tag, frame);
     return;
   }
   switch (tag) {
@@ -306,7 +339,7 @@ bool is_repair(std::span<const std::byte> frame) noexcept {
   in.byte();
   in.varint();
   const unsigned tag = in.more() ? in.byte() : unsigned{kHeartbeat};
-  return tag < kRecord && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
+  return tag < kSized && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
 }
 
 RecordName record_name(std::span<const std::byte> record, const OriginId& sender) {
@@ -448,6 +481,28 @@ void FrameWriter::put(const ClaimAckItem& item) {
 void FrameWriter::put(const ClaimDoneItem& item) {
   byte(kClaimDone);
   varint(item.id);
+}
+
+void FrameWriter::sized(unsigned tag, std::size_t size) {
+  const Bytes body(bytes_.begin() + static_cast<std::ptrdiff_t>(size), bytes_.end());
+  bytes_.resize(size);
+  byte(tag);
+  varint(body.size());
+  raw(body);
+}
+
+void FrameWriter::put(const UnheardItem& item) {
+  const std::size_t before = size();
+  varint(item.nodes.size());
+  for (const NodeId node : item.nodes) varint(node.v);
+  sized(kUnheard, before);
+}
+
+void FrameWriter::put(const SparedItem& item) {
+  const std::size_t before = size();
+  varint(item.receiver_incarnation);
+  varint(item.upto);
+  sized(kSpared, before);
 }
 
 void FrameWriter::chunk(std::uint64_t from, std::uint64_t to, std::size_t entries) {

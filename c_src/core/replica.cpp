@@ -39,7 +39,8 @@ Replica::Replica(const ReplicaConfig& config)
       self_{config.self, config.incarnation},
       members_(config.members),
       keys_(salt_of(config)),
-      history_(self_, config.history) {
+      history_(self_, config.history),
+      shelf_(config.max_shelved) {
   std::sort(members_.begin(), members_.end());
   for (const NodeId node : config.neighbours) {
     Peer peer;
@@ -75,9 +76,12 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   assert(terms.policy.valid());
   const Limiter* const had = limiter(id);
   if (had == nullptr) {
-    limiters_.full() ? void(++stats_.refused) : limiters_.add(id.v, [&](std::uint16_t slot) {
-      return Limiter{id, {slot}, terms};
-    });
+    if (limiters_.full()) {
+      ++stats_.refused;
+      return;
+    }
+    limiters_.add(id.v, [&](std::uint16_t slot) { return Limiter{id, {slot}, terms}; });
+    unshelve(id, now);
     return;
   }
   if (terms.version <= had->terms.version) return;
@@ -102,6 +106,7 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   }
   exceeded_.erase(id.v);
   limiters_.find(id.v)->terms = terms;
+  unshelve(id, now);
 }
 
 void Replica::push(Nanos now, Effects& effects) {
@@ -118,6 +123,7 @@ void Replica::push(Nanos now, Effects& effects) {
 }
 
 void Replica::drop_limiter(LimiterId id) {
+  shelf_.drop(id);
   const Limiter* const its = limiter(id);
   if (its == nullptr) return;
   exceeded_.erase(id.v);
@@ -188,16 +194,17 @@ Nanos Replica::wake() const noexcept {
 }
 
 bool Replica::quiet() const noexcept {
-  const bool complete = std::all_of(origins_.begin(), origins_.end(),
-                                    [](const Origin& origin) { return origin.complete() || origin.given_up; });
+  const bool complete = std::all_of(origins_.begin(), origins_.end(), [](const Origin& origin) {
+    return origin.complete() || origin.given_up || origin.held_off;
+  });
   return due_.empty() && !copy_ && claims_.empty() && complete;
 }
 
 Held Replica::held() const {
   Held held;
   held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
-               tentative_.capacity() * sizeof(Tentative);
+               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() +
+               claims_.capacity() * sizeof(Claim) + tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
@@ -583,7 +590,9 @@ void Replica::trim_others(Nanos now) {
     if (past) continue;
     const RecordName name = record_name(others_.front().bytes, self_);
     const Origin* const origin = origins_.find(name.origin);
-    if (origin != nullptr && name.seq > origin->stable) return;
+    const Peer* const peer = find(name.origin.node);
+    const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
+    if (origin != nullptr && (awaited || name.seq > origin->stable)) return;
   }
 }
 
@@ -614,7 +623,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
   // Births of its last run are true, but what that run asked for or said of itself has no meaning for this one.
   const bool current = frame.incarnation == peer.incarnation;
   std::array<bool, std::variant_size_v<Item>> answered{};
-  if (relays_) relayed_.emplace(self_.incarnation);
+  if (relays_ || !peer.passes.empty()) relayed_.emplace(self_.incarnation);
   for (const Item& item : frame.items) {
     const bool births = std::holds_alternative<RecordItem>(item) || std::holds_alternative<ChunkItem>(item);
     if (!births && !current) continue;
@@ -645,6 +654,11 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
       acknowledged(peer, ack->id, now, effects);
     } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
       done(peer, finished->id, now);
+    } else if (const auto* const spared = std::get_if<SparedItem>(&item)) {
+      apply(peer, *spared);
+    } else if (const auto* const unheard = std::get_if<UnheardItem>(&item)) {
+      peer.unheard = unheard->nodes;
+      peer.unheard_at = now;
     }
   }
   if (parks && parked_bytes_ + bytes.size() <= config_.max_parked) {
@@ -655,37 +669,36 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
   if (relayed_ && !relayed_->empty()) {
     const std::uint32_t index = effects.add_frame(relayed_->take());
     for (const Peer& other : peers_) {
-      if (other.live && other.node != peer.node) effects.sends.push_back({other.node, index, Traffic::data});
+      const bool passed = relays_ || std::find(peer.passes.begin(), peer.passes.end(), other.node) != peer.passes.end();
+      if (passed && other.live && other.node != peer.node) effects.sends.push_back({other.node, index, Traffic::data});
     }
   }
   relayed_.reset();
 }
 
-// Whether a record is one that this node counts, if it wasn't seen before.
-bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
-  const Limiter* const its = limiter(item.subject.limiter);
-  if (its == nullptr || item.subject.version > its->terms.version) {
-    ++stats_.refused;
-    return false;
+// Whether births are refused for now: they lie in the future, or their node's clock isn't to be trusted. They are not
+// noted as seen, and tried again.
+bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) {
+  // Who only passes it on is not to blame.
+  const bool own = origin.id.node == peer.node;
+  const bool early = last_birth > now + config_.future_bound;
+  if (early && own) {
+    if (!std::exchange(peer.quarantined, true)) peer.quarantined_at = now;
+    peer.doubted = true;
   }
-  const auto births = frame.set(item.set);
-  if (births.back().start > now + config_.future_bound) {
-    // Who only passes it on is not to blame.
-    if (item.origin.node == peer.node) peer.quarantined = true;
-    ++stats_.refused;
-    return false;
-  }
-  if (peer.quarantined && item.origin.node == peer.node) {
-    ++stats_.refused;
-    return false;
-  }
-  if (!its->takes(item.subject, births)) {
-    ++stats_.malformed;
-    return false;
+  if (!early && !(own && peer.quarantined)) return false;
+  ++stats_.refused;
+  if (!origin.held_off) {
+    origin.held_off = true;
+    origin.attempts = 0;
+    origin.repair_at = kNever;
+    try_again(origin, now);
   }
   return true;
 }
 
+// Notes a record as seen unless it is refused for now: also one that can't be counted, for then nobody could fill its
+// place, and it would be asked for for ever.
 void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   if (item.origin == self_) return;
   Origin* origin = origins_.find(item.origin);
@@ -700,20 +713,38 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
     ++stats_.duplicates;
     return;
   }
-  if (!acceptable(peer, frame, item, now)) return;
+  const auto births = frame.set(item.set);
+  if (is_early(peer, *origin, births.back().start, now)) return;
+  const std::uint64_t upto = origin->upto;
   if (!origin->mark(item.seq)) return;
+  if (origin->upto != upto) origin->held_off = false;
   note(*origin, item.seq, peer.node, now, {0});
 
-  const Limiter& its = *limiter(item.subject.limiter);
-  const auto births = frame.set(item.set);
-  keep_for_others(item, births, now);
+  keep_for_others(peer, item, births, now);
   const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
   if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
-  Subject subject = item.subject;
-  subject.limiter = its.id;
-  put_back(subject, births, now, true);
+  take_in(item.subject, births, now, true);
   ++stats_.records_applied;
   news(now);
+}
+
+// Births of others that were noted as seen: they are counted, or wait on the shelf for their limiter, or can never be
+// counted.
+void Replica::take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+  const Limiter* const its = limiter(subject.limiter);
+  if (its == nullptr || subject.version > its->terms.version) {
+    shelf_.put(subject, births);
+    ++stats_.shelved;
+  } else if (its->takes(subject, births)) {
+    put_back(subject, births, now, news);
+  } else {
+    ++stats_.malformed;
+  }
+}
+
+void Replica::unshelve(LimiterId id, Nanos now) {
+  shelf_.take(id, limiter(id)->terms.version,
+              [&](const Subject& subject, std::span<const Interval> births) { take_in(subject, births, now, false); });
 }
 
 // Counts published births of others (or, after a copy, own ones).
@@ -745,14 +776,15 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   push_if_due(*its, state, now);
 }
 
-void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now) {
+void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now) {
   FrameWriter writer(0);
   const std::size_t before = writer.size();
   writer.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, writer.since(before));
   trim_others(now);
   // What doesn't fit will be asked for.
-  if (relayed_ && relayed_->size() + writer.size() <= kFrameMax) relayed_->raw(writer.since(before));
+  if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + writer.size() <= kFrameMax)
+    relayed_->raw(writer.since(before));
 }
 
 // Sending.

@@ -126,6 +126,9 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
       set.compact(its.terms.policy, now);
       if (!set.empty()) entries.emplace_back(Subject{its.id, its.terms.version, state.key()}, set);
     });
+    shelf_.for_each(segment, [&](const Subject& subject, std::span<const Interval> births) {
+      entries.emplace_back(subject, IntervalSet::from(births));
+    });
     std::size_t at = 0;
     head.segment = static_cast<std::uint8_t>(segment);
     for (head.part = 0; head.part == 0 || at < entries.size(); ++head.part) {
@@ -176,12 +179,11 @@ void Replica::replace_segment(std::uint8_t segment, const std::vector<CopyPart>&
     state.set_published(policy, {});
     return true;
   });
+  shelf_.clear(segment);
   for (const CopyPart& part : parts) {
     for (const EntryItem& entry : part.item.entries) {
-      const Limiter* const its = limiter(entry.subject.limiter);
-      const bool fits = its != nullptr && Keys::segment_of(entry.subject.key) == segment &&
-                        its->takes(entry.subject, part.set(entry.set));
-      fits ? put_back(entry.subject, part.set(entry.set), now, false) : void(++stats_.malformed);
+      const bool fits = Keys::segment_of(entry.subject.key) == segment;
+      fits ? take_in(entry.subject, part.set(entry.set), now, false) : void(++stats_.malformed);
     }
   }
 }

@@ -13,6 +13,8 @@ constexpr Nanos kKeepDead{60'000'000'000};
 constexpr std::size_t kRunsMax = 16;
 // Nodes of which forgotten runs are refused, though they are no members any more: they may be registered again.
 constexpr std::size_t kCollectedMax = std::size_t{1} << 16;
+// As long as one that ends with the next heartbeat: what was told belongs to the time before the clock was set.
+constexpr Nanos kShortQuarantine{5'000'000'000};
 // A longer round trip is none: the peer's clock was set, or it says what isn't so.
 constexpr Nanos kTripMax{60'000'000'000};
 
@@ -85,6 +87,8 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
   if (restarted) {
     // It knows nothing of what its last run had, and will copy it.
     peer.acked = 0;
+    peer.spared = 0;
+    peer.unheard.clear();
     peer.behind = false;
     peer.quarantined = false;
     peer.timed = false;
@@ -97,6 +101,7 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
 void Replica::tick(Nanos now, Effects& effects) {
   if (now >= heartbeat_at_) {
     check_life(now);
+    find_passes(now);
     heartbeats(now, effects);
     forget_history();
     collect(now);
@@ -120,6 +125,10 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
   heartbeat_at_ = heartbeat_at_ + Nanos{(missed + 1) * config_.heartbeat_interval.v};
   const bool lost_someone = lost_lately(now);
   const DigestItem mine = lost_someone ? digest(now) : DigestItem{};
+  UnheardItem unheard;
+  for (const Peer& peer : peers_) {
+    if (!peer.live && unheard.nodes.size() < kVectorMax) unheard.nodes.push_back(peer.node);
+  }
   for (const Peer& peer : peers_) {
     HeartbeatItem beat;
     beat.sent = now;
@@ -134,7 +143,15 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
     frame.put(beat);
     if (lost_someone) frame.put(mine);
     send_to(peer.node, frame, Traffic::heartbeat, effects);
+    // In a frame of their own: nodes of before these items refuse the whole frame.
+    if (theirs != nullptr && theirs->held_off) frame.put(SparedItem{peer.incarnation, theirs->known});
+    if (!unheard.nodes.empty()) frame.put(unheard);
+    send_to(peer.node, frame, Traffic::heartbeat, effects);
   }
+}
+
+void Replica::apply(Peer& peer, const SparedItem& item) noexcept {
+  if (item.receiver_incarnation == self_.incarnation) peer.spared = std::min(item.upto, history_.head());
 }
 
 void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
@@ -143,7 +160,7 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
   peer.echo_at = now;
   if (item.receiver_incarnation == self_.incarnation) {
     peer.acked = item.ack;
-    if (peer.live && peer.behind && peer.acked >= peer.caught) peer.behind = false;
+    if (peer.live && peer.behind && peer.served() >= peer.caught) peer.behind = false;
     const Nanos away = now - item.echo;
     if (item.echo.v != 0 && item.held <= away && away - item.held <= kTripMax) {
       // Four time stamps, as in NTP (RFC 5905): the round trip less the time it was held, the offset if both ways took
@@ -151,13 +168,14 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
       const Nanos trip = now - item.echo - item.held;
       const Nanos offset{(item.sent - now).v + trip.v / 2};
       const auto smooth = [&](Nanos& mean, Nanos value) {
-        mean = peer.timed ? Nanos{mean.v + (value - mean).v / 8} : value;
+        mean = peer.timed && !peer.doubted ? Nanos{mean.v + (value - mean).v / 8} : value;
       };
       smooth(peer.round_trip, trip);
       smooth(peer.offset, offset);
       peer.timed = true;
+      peer.doubted = false;
       measure();
-      if (peer.quarantined && peer.offset < config_.future_bound) peer.quarantined = false;
+      if (peer.quarantined && peer.offset < config_.future_bound) end_quarantine(peer, now);
     }
   }
   if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
@@ -169,6 +187,52 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
     origin->stable = std::max(origin->stable, item.stable);
     trim_others(now);
   }
+}
+
+// Of a node that hears all again nothing comes any more.
+bool Replica::doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept {
+  return now - peer.unheard_at <= config_.peer_timeout &&
+         std::find(peer.unheard.begin(), peer.unheard.end(), node) != peer.unheard.end();
+}
+
+// Whether this node passes records of one on to the other: the link between them is cut, and this node is the first of
+// those that hear both and that both hear, as far as it knows. (Two that think so send a record twice, which is
+// refused; if none does, digests show it.)
+bool Replica::passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept {
+  const auto apart = [&](const Peer& one, const Peer& other) {
+    return doesnt_hear(one, other.node, now) || doesnt_hear(other, one.node, now);
+  };
+  if (!to.live || !from.live || from.node == to.node || !apart(from, to)) return false;
+  if (doesnt_hear(from, self_.node, now) || doesnt_hear(to, self_.node, now)) return false;
+  return std::none_of(peers_.begin(), peers_.end(), [&](const Peer& other) {
+    return other.node < self_.node && other.live && other.node != from.node && other.node != to.node &&
+           !apart(other, from) && !apart(other, to);
+  });
+}
+
+void Replica::find_passes(Nanos now) {
+  if (std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+        return peer.passes.empty() && (peer.unheard.empty() || now - peer.unheard_at > config_.peer_timeout);
+      })) {
+    return;
+  }
+  for (Peer& from : peers_) {
+    from.passes.clear();
+    for (const Peer& to : peers_) {
+      if (passes_on(from, to, now)) from.passes.push_back(to.node);
+    }
+  }
+}
+
+void Replica::end_quarantine(Peer& peer, Nanos now) {
+  peer.quarantined = false;
+  Origin* const origin = origins_.find({peer.node, peer.incarnation});
+  // A peer whose clock is right again still has records of the future: those that are tried don't make the next try
+  // come sooner.
+  if (origin == nullptr || !origin->held_off || now - peer.quarantined_at < kShortQuarantine) return;
+  origin->attempts = 0;
+  origin->repair_at = now;
+  repair_at_ = std::min(repair_at_, now);
 }
 
 void Replica::measure() noexcept {
@@ -199,7 +263,7 @@ void Replica::check_life(Nanos now) {
 
 void Replica::went_away(Peer& peer, Nanos now) {
   ++stats_.absences;
-  history_.pin(peer.acked);
+  history_.pin(peer.served());
   history_.begin_piece();
   peer.live = false;
   peer.behind = true;
@@ -258,7 +322,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
 std::uint64_t Replica::stable() const noexcept {
   std::uint64_t least = history_.head();
   for (const Peer& peer : peers_) {
-    if (peer.live) least = std::min(least, peer.acked);
+    if (peer.live) least = std::min(least, peer.served());
   }
   return least;
 }
@@ -269,7 +333,7 @@ void Replica::forget_history() {
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {
-    if (peer.behind) away = std::min(away, peer.acked);
+    if (peer.behind) away = std::min(away, peer.served());
     any_away = any_away || !peer.live;
   }
   if (!any_away) history_.end_piece();

@@ -18,6 +18,11 @@ constexpr std::int64_t kAskAgain = 50'000'000;
 constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
 constexpr std::uint32_t kAskMost = 16;
+// After so many questions to a live origin every other one goes to another node.
+constexpr std::uint32_t kInVain = 4;
+// What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
+constexpr Nanos kTryAgain{1'000'000'000};
+constexpr std::uint32_t kTryDoublings = 8;
 
 }  // namespace
 
@@ -30,29 +35,40 @@ void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, N
   if (origin.complete()) {
     origin.repair_at = kNever;
     origin.attempts = 0;
+    origin.held_off = false;
     return;
   }
   origin.given_up = false;
+  if (origin.held_off) return try_again(origin, now);
   const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
   origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
 
+// The next try of what was refused, unless one is due already.
+void Replica::try_again(Origin& origin, Nanos now) noexcept {
+  if (origin.repair_at == kNever) {
+    origin.repair_at = now + Nanos{kTryAgain.v << std::min(origin.attempts, kTryDoublings)};
+  }
+  repair_at_ = std::min(repair_at_, origin.repair_at);
+}
+
 // The origin itself, if it can be reached. One that was just lost from sight may come back with all it has; after that
-// who told of the records, then everyone in turn.
+// who told of the records, then everyone in turn. So also if the origin was asked in vain: perhaps it hears nothing.
 Replica::Peer* Replica::whom_to_ask(const Origin& origin, Nanos now) {
   Peer* const itself = find(origin.id.node);
   if (itself != nullptr && itself->incarnation == origin.id.incarnation) {
-    if (itself->live) return itself;
-    if (now - itself->away_since < config_.peer_timeout) return nullptr;
+    const bool in_vain = origin.attempts >= kInVain && origin.attempts % 2 != 0;
+    if (itself->live && !in_vain && !doesnt_hear(*itself, self_.node, now)) return itself;
+    if (!itself->live && now - itself->away_since < config_.peer_timeout) return nullptr;
   }
   Peer* const via = find(origin.via);
-  if (via != nullptr && via->live && origin.attempts < 3) return via;
+  if (via != nullptr && via != itself && via->live && origin.attempts < 3) return via;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[(i + origin.attempts) % peers_.size()];
-    if (peer.live) return &peer;
+    Peer& peer = peers_[(i + origin.attempts / (itself != nullptr && itself->live ? 2 : 1)) % peers_.size()];
+    if (peer.live && !peer.quarantined && &peer != itself) return &peer;
   }
-  return nullptr;
+  return itself != nullptr && itself->live ? itself : nullptr;
 }
 
 void Replica::repair(Nanos now, Effects& effects) {
@@ -70,11 +86,18 @@ void Replica::repair(Nanos now, Effects& effects) {
       const Peer* const peer = copy_ ? nullptr : whom_to_ask(origin, now);
       if (peer != nullptr) {
         FrameWriter frame(self_.incarnation);
-        frame.put(NackItem{origin.id, origin.missing()});
+        std::vector<Range> missing = origin.missing();
+        if (origin.held_off) missing = {{missing.front().first, missing.front().first}};
+        frame.put(NackItem{origin.id, std::move(missing)});
         send_to(peer->node, frame, Traffic::repair, effects);
         ++stats_.nacks;
       }
       ++origin.attempts;
+      if (origin.held_off) {
+        origin.repair_at = kNever;
+        try_again(origin, now);
+        continue;
+      }
       const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts, 5u);
       origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
     }
@@ -154,6 +177,7 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
 void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
   Origin* const origin = origins_.find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
+  if (origin->held_off && peer.quarantined) return;  // its state is of the same clock
   note(*origin, item.upto, peer.node, now, {0});
   start_copy(peer.node, *origin, now, effects);
 }
@@ -251,8 +275,9 @@ bool Replica::lost_lately(Nanos now) const noexcept {
                      [&](const Origin& origin) {
                        return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;
                      }) ||
-         std::any_of(peers_.begin(), peers_.end(),
-                     [&](const Peer& peer) { return !peer.live && now - peer.away_since < kDeadInDigests; });
+         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+           return !peer.passes.empty() || (!peer.live && now - peer.away_since < kDeadInDigests);
+         });
 }
 
 void Replica::news(Nanos now, bool of_members) noexcept {
@@ -306,31 +331,15 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     start_copy(peer.node, origin, now, effects);
     return;
   }
-  const auto ahead = [&](const EntryItem& entry) {
-    return frame.set(entry.set).back().start > now + config_.future_bound;
-  };
-  if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
-    peer.quarantined = true;
-    ++stats_.refused;
-    return;
-  }
-  const auto unknown = [&](const EntryItem& entry) { return limiter(entry.subject.limiter) == nullptr; };
-  if (std::any_of(item.entries.begin(), item.entries.end(), unknown)) {
-    ++stats_.refused;  // as its records would be, until the limiter is there
-    note(origin, item.to, peer.node, now, {0});
-    return;
-  }
+  Nanos last;
+  for (const EntryItem& entry : item.entries) last = std::max(last, frame.set(entry.set).back().start);
+  if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
-    const Limiter* const its = limiter(entry.subject.limiter);
-    const auto births = frame.set(entry.set);
-    if (!its->takes(entry.subject, births)) {
-      ++stats_.malformed;
-      continue;
-    }
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
     if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
-    put_back(entry.subject, births, now, false);
+    take_in(entry.subject, frame.set(entry.set), now, false);
   }
+  origin.held_off = false;
   origin.advance(item.to);
   note(origin, item.to, peer.node, now, {0});
   ++stats_.chunks_applied;

@@ -581,20 +581,18 @@ ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
 
 // In the order of ReplicaStats, then what History dropped; weir_machine.erl names them.
 ERL_NIF_TERM stats(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const ReplicaStats& seen = machine.replica.stats();
-  const std::array<std::uint64_t, 14> counts = {seen.records_sent, seen.records_applied,
-                                                seen.duplicates,   seen.nacks,
-                                                seen.repaired,     seen.chunks_applied,
-                                                seen.copies,       seen.lost_own_records,
-                                                seen.malformed,    seen.refused,
-                                                seen.evicted_keys, seen.forgotten_births,
-                                                seen.absences,     machine.replica.dropped()};
+  const ReplicaStats seen = machine.replica.stats();
+  const std::array<std::uint64_t, 16> counts = {
+      seen.records_sent, seen.records_applied, seen.duplicates,   seen.nacks,
+      seen.repaired,     seen.chunks_applied,  seen.copies,       seen.lost_own_records,
+      seen.malformed,    seen.refused,         seen.evicted_keys, seen.forgotten_births,
+      seen.absences,     seen.shelved,         seen.lost_shelved, machine.replica.dropped()};
   std::array<ERL_NIF_TERM, counts.size()> made;
   std::transform(counts.begin(), counts.end(), made.begin(),
                  [env](std::uint64_t count) { return enif_make_uint64(env, count); });
   return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
 }
-static_assert(sizeof(ReplicaStats) == 13 * sizeof(std::uint64_t),
+static_assert(sizeof(ReplicaStats) == 15 * sizeof(std::uint64_t),
               "a counter more: name it here and in weir_machine.erl");
 
 // replica_held(Replica) -> {State, Fixed}. Linear in what is kept for peers that are away.

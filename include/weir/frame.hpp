@@ -2,6 +2,7 @@
 //
 //     frame   = version:u8  incarnation:varint  item*           the sender's incarnation; at most kFrameMax bytes
 //     item    = tag:u8  fields                                  see `Item` below; a record's tag has its flags in it
+//     item    = tag:u8 (0x40..0x7f)  length:varint  bytes       who doesn't know the tag skips it
 //     varint  = LEB128, at most 10 bytes                        fixed-width fields are little-endian
 //     set     = start:u64 count:varint (step:varint count:varint)*     intervals in time order, a step from start to
 //     start
@@ -76,6 +77,15 @@ struct HeartbeatItem {
   std::uint64_t receiver_incarnation = 0;
   std::uint64_t ack = 0;
 };
+// With the heartbeats of a node that doesn't hear all members: those that it doesn't.
+struct UnheardItem {
+  std::vector<NodeId> nodes;
+};
+// "I refuse your records up to that one for now: you needn't keep them for my sake."
+struct SparedItem {
+  std::uint64_t receiver_incarnation = 0;
+  std::uint64_t upto = 0;
+};
 struct Range {
   std::uint64_t first = 0;
   std::uint64_t last = 0;
@@ -147,7 +157,7 @@ struct ClaimDoneItem {
 };
 
 using Item = std::variant<RecordItem, HeartbeatItem, NackItem, GoneItem, VectorItem, DigestItem, ChunkItem,
-                          CopyRequestItem, CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem>;
+                          CopyRequestItem, CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem, UnheardItem, SparedItem>;
 
 // A frame decoded. Reused from one frame to the next, so that decoding need not allocate.
 struct Frame {
@@ -192,6 +202,8 @@ class FrameWriter {
   void put(const ClaimItem& item);
   void put(const ClaimAckItem& item);
   void put(const ClaimDoneItem& item);
+  void put(const UnheardItem& item);
+  void put(const SparedItem& item);
   void chunk(std::uint64_t from, std::uint64_t to, std::size_t entries);
   void copy(const CopyItem& head, std::size_t entries);               // the entries of `head` itself are not written
   void entry(const Subject& subject, std::span<const Interval> set);  // as many as were announced
@@ -214,6 +226,8 @@ class FrameWriter {
   void ranges(const NackItem& item);
   void subject(const Subject& subject);
   void set(std::span<const Interval> intervals);
+  // An item that says how long it is: what was written since `size`.
+  void sized(unsigned tag, std::size_t size);
 
   std::size_t header_ = 0;
   Bytes bytes_;

@@ -32,6 +32,7 @@ struct Origin {
   Nanos repair_at = kNever;   // when to ask for what is missing
   std::uint32_t attempts = 0;
   bool given_up = false;      // nobody who can be reached has what is missing
+  bool held_off = false;      // what is missing was refused, as from the future: it is tried one record at a time
   Nanos dead_since = kNever;  // its node has a later incarnation, or has left
 
   bool seen(std::uint64_t seq) const noexcept;

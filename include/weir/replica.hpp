@@ -10,8 +10,12 @@
 //             more keys join the frame. While everyone keeps to it, all unsent births together never exceed the slack.
 //   count     records are numbered per origin (node and incarnation). The version vector refuses what was seen.
 //   repair    a gap in the numbers, or a heartbeat that tells of a later one, is asked for (NACK) after a moment for
-//             reordering, then again at growing intervals. Some time after the last news, digests of the vectors go to
-//             rotating peers; where they differ, vectors are exchanged.
+//             reordering, then again at growing intervals. What is refused for now (a peer's clock is ahead) is tried
+//             with one record at a time, at intervals of minutes in the end; what can't be counted yet (a limiter that
+//             isn't known here) is kept on a shelf, and not asked for again. Some time after the last news, digests of
+//             the vectors go to rotating peers; where they differ, vectors are exchanged.
+//   detour    heartbeats say whom their sender doesn't hear. Where a link is cut, in one direction or both, one of the
+//             nodes that both ends hear passes the records of each on to the other.
 //   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are
 //             folded into one chunk an absence. When it is back both exchange vectors at once. What is gone from the
 //             logs is made good by a state copy.
@@ -47,6 +51,7 @@
 #include "weir/keys.hpp"
 #include "weir/machine.hpp"
 #include "weir/origins.hpp"
+#include "weir/shelf.hpp"
 #include "weir/slots.hpp"
 #include "weir/units.hpp"
 
@@ -86,7 +91,8 @@ struct ReplicaConfig {
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
   std::size_t max_keys = std::size_t{1} << 22;
-  std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
+  std::size_t max_parked = std::size_t{1} << 20;   // bytes of frames that wait for a state copy
+  std::size_t max_shelved = std::size_t{1} << 20;  // bytes of births whose limiter isn't known yet (shelf.hpp)
   std::size_t max_claims = 1024;
   std::size_t max_resets = std::size_t{1} << 16;
   HistoryLimits history;
@@ -102,10 +108,12 @@ struct ReplicaStats {
   std::uint64_t copies = 0;            // state copies taken
   std::uint64_t lost_own_records = 0;  // own records that were gone when a copy would have needed them
   std::uint64_t malformed = 0;
-  std::uint64_t refused = 0;  // from nodes or runs that don't belong here, in quarantine, of unknown limiters
+  std::uint64_t refused = 0;  // from nodes or runs that don't belong here, or in quarantine
   std::uint64_t evicted_keys = 0;
   std::uint64_t forgotten_births = 0;  // unsent tokens older than the horizon that nobody else knew the key of
   std::uint64_t absences = 0;
+  std::uint64_t shelved = 0;       // records and entries of limiters, or versions, that weren't known when they came
+  std::uint64_t lost_shelved = 0;  // of these, those that were dropped because they were too many
 };
 
 // How far a key may be admitted beyond its capacity, in tokens: because others' births are on their way, whatever their
@@ -168,7 +176,11 @@ class Replica final : public Machine {
   std::size_t held(LimiterId limiter) const;
 
   // For observation and tests.
-  const ReplicaStats& stats() const noexcept { return stats_; }
+  ReplicaStats stats() const noexcept {
+    ReplicaStats stats = stats_;
+    stats.lost_shelved = shelf_.lost();
+    return stats;
+  }
   IntervalSet published(LimiterId limiter, KeyHash key) const;
   IntervalSet unsent(LimiterId limiter, KeyHash key) const;
   std::vector<VectorEntry> vector() const;
@@ -193,16 +205,23 @@ class Replica final : public Machine {
     bool live = true;
     bool behind = false;       // away, or back and catching up
     bool quarantined = false;  // its births lie in the future
+    bool doubted = false;      // its clock may have been set: what was measured before counts no more
+    Nanos quarantined_at;
     Nanos heard;
     Nanos away_since = kNever;
     std::uint64_t acked = 0;   // it has all of this node's records up to here
+    std::uint64_t spared = 0;  // it refuses those up to here for now: they aren't kept for its sake
     std::uint64_t caught = 0;  // the head when it came back
     Nanos echo;                // the time it last sent, by its clock,
     Nanos echo_at;             // and when that came, by this one
     bool timed = false;
     Nanos offset;
     Nanos round_trip;
-    Nanos copied;  // when it was given a copy of the state
+    std::vector<NodeId> unheard;  // of the members: those that it doesn't hear, it said
+    Nanos unheard_at;
+    std::vector<NodeId> passes;  // live peers that its records reach through this node only
+    Nanos copied;                // when it was given a copy of the state
+    std::uint64_t served() const noexcept { return std::max(acked, spared); }
   };
   struct Limiter {
     LimiterId id;
@@ -293,8 +312,10 @@ class Replica final : public Machine {
   void arrival(const Arrival& arrival, Nanos now, Effects& effects);
   void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
-  bool acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
-  void keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now);
+  bool is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now);
+  void take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
+  void unshelve(LimiterId id, Nanos now);
+  void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
   std::uint64_t stable() const noexcept;
 
@@ -310,6 +331,10 @@ class Replica final : public Machine {
   void tick(Nanos now, Effects& effects);
   void heartbeats(Nanos now, Effects& effects);
   void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
+  void apply(Peer& peer, const SparedItem& item) noexcept;
+  bool doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept;
+  bool passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept;
+  void find_passes(Nanos now);
   void check_life(Nanos now);
   void went_away(Peer& peer, Nanos now);
   void came_back(Peer& peer, Nanos now, Effects& effects);
@@ -317,11 +342,13 @@ class Replica final : public Machine {
   void remove_member(NodeId node, Nanos now);
   void forget_history();
   void collect(Nanos now);
+  void end_quarantine(Peer& peer, Nanos now);
   void measure() noexcept;
 
   // replica_repair.cpp: gaps, vectors, chunks
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
   void repair(Nanos now, Effects& effects);
+  void try_again(Origin& origin, Nanos now) noexcept;
   Peer* whom_to_ask(const Origin& origin, Nanos now);
   void apply(Peer& peer, const NackItem& item, Effects& effects);
   void supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects);
@@ -399,6 +426,7 @@ class Replica final : public Machine {
   Origins origins_;
   History history_;
   Journal others_;
+  Shelf shelf_;
 
   std::vector<Key> due_;  // keys whose unsent goes with the next frame
   Nanos flush_at_ = kNever;
