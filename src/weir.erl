@@ -130,11 +130,18 @@ peek(Limiter, Key) ->
     end.
 
 %% @doc Gives the key all its tokens. With `scope => exact' it waits until the other nodes have heard of it, for the
-%% limiter's `timeout' at most (twice that while a rotation of the secret is under way).
--spec reset(limiter(), key()) -> ok.
+%% limiter's `timeout' at most (twice that while a rotation of the secret is under way). A node that is away hears of it
+%% when it is back.
+%%
+%% With `scope => cluster' and `exact' a reset can fail. Then what the other nodes know of the key still counts: try
+%% again later. `too_many_resets': 65536 keys were reset within the time that their limiters look back (twice the time
+%% in which a bucket fills), or the limiter was deleted meanwhile. `unavailable': the part of weir that tells the other
+%% nodes doesn't answer within 5 s.
+-spec reset(limiter(), key()) -> ok | {error, too_many_resets | unavailable}.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
         ok -> ok;
+        {error, Reason} when Reason =:= too_many_resets; Reason =:= unavailable -> {error, Reason};
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 

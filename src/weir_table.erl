@@ -61,12 +61,14 @@ decide_late(Limiter, Key, Hits) ->
 peek(Limiter, Key) ->
     ask(Limiter, Key, fun(Form, How) -> weir_nif:peek(Limiter, Form, How) end).
 
--spec reset(weir_nif:limiter(), term()) -> ok | wrong().
+%% While a rotation is under way a key goes by two hashes.
+-spec reset(weir_nif:limiter(), term()) -> ok | {error, too_many_resets | unavailable} | wrong().
 reset(Limiter, Key) ->
     case ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) of
         {replicated, Number, Hashes, Now} ->
             Wait = wait_ms(Limiter),
-            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes);
+            Failed = [Error || Hash <- Hashes, {error, _} = Error <- [weir_replica:reset(Number, Hash, Now, Wait)]],
+            hd(Failed ++ [ok]);
         Answer -> Answer
     end.
 

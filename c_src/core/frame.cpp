@@ -31,6 +31,15 @@ enum Tag : unsigned {
 };
 enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
 
+// Marks of resets up to the year 2112 lie before 2006.
+constexpr std::int64_t kMarksEnd = std::int64_t{1} << 60;
+static_assert((std::int64_t{1} << 61) / 1000 + 1 < kMarksEnd >> 8, "the latest reset's mark is one");
+
+std::int64_t check_bits(KeyHash key, std::int64_t micros) noexcept {
+  const std::uint64_t mixed = (key.v ^ static_cast<std::uint64_t>(micros)) * 0x9e3779b97f4a7c15u;
+  return static_cast<std::int64_t>(mixed >> 56);
+}
+
 constexpr std::uint64_t kTimeLimit = static_cast<std::uint64_t>(kTimeMax.v);
 
 // Reads forward; past the end, or after a bad value, everything is 0 and `error` says so.
@@ -316,6 +325,20 @@ void read_item(Reader& in, OriginId sender, Frame& frame) {
 }
 
 }  // namespace
+
+Nanos rounded_for_mark(Nanos time) noexcept { return {ceil_div(time.v, 1000) * 1000}; }
+
+Interval reset_mark(KeyHash key, Nanos time) noexcept {
+  const std::int64_t micros = ceil_div(time.v, 1000);
+  return {{micros << 8 | check_bits(key, micros)}, {1}};
+}
+
+std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept {
+  if (births.size() != 1 || births[0].count.v != 1 || births[0].start.v >= kMarksEnd) return std::nullopt;
+  const std::int64_t micros = births[0].start.v >> 8;
+  if ((births[0].start.v & 0xff) != check_bits(key, micros)) return std::nullopt;
+  return Nanos{micros * 1000};
+}
 
 FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame) {
   frame.items.clear();

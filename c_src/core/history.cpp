@@ -69,6 +69,13 @@ void History::fold(const Policy& policy, const Subject& subject, const IntervalS
   Piece& piece = pieces_.back();
   piece.to = head_;
   if (piece.lost) return;
+  if (const auto reset = reset_time(subject.key, births.intervals())) {
+    // Version 0: no births are of that. It comes before them, and the later one holds.
+    auto& [name, mark] = piece.entries[{subject.limiter.v, subject.key.v, 0}];
+    name = subject;
+    if (mark.empty() || *reset_time(subject.key, mark.load().intervals()) < *reset) mark.store(births);
+    return;
+  }
   auto& [about, set] = piece.entries[{subject.limiter.v, subject.key.v, subject.version}];
   about = subject;
   IntervalSet sum = set.load();

@@ -51,7 +51,8 @@ Replica::Replica(const ReplicaConfig& config)
   std::sort(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.node < b.node; });
   relays_ = peers_.size() + 1 < members_.size();
   digest_peer_ = static_cast<std::size_t>(config.seed);
-  measure();
+  measure(config.start);
+  grown_at_ = kNever;
   // Timers of nodes that start together are spread over the interval.
   const auto spread = static_cast<std::int64_t>(config.seed % 1000);
   heartbeat_at_ = config.start + Nanos{config.heartbeat_interval.v / 1000 * spread};
@@ -141,33 +142,55 @@ void Replica::erase_keys(LimiterSlot limiter) {
   }
 }
 
-bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now) {
+namespace {
+
+// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
+IntervalSet from_time(const IntervalSet& births, Nanos time) noexcept {
+  const auto first =
+      std::find_if(births.begin(), births.end(), [&](const Interval& interval) { return interval.start >= time; });
+  return IntervalSet::from({first, births.end()});
+}
+
+}  // namespace
+
+bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now, bool own) {
   const Limiter* const its = limiter(id);
   const Key name{id.v, key.v};
   if (its == nullptr || time > now + config_.future_bound) return false;
+  if (!own) return take_reset(*its, key, time, now);
   if (!resets_.contains(name) && resets_.size() >= config_.max_resets) return false;
-  Nanos& at = resets_[name];
-  if (time <= at) return true;
-  at = time;
-  shadows_.erase(name);
-  KeyState state = keys_.find(its->slot, key);
-  if (!state) {
-    tell_level(*its, key, now, true);  // the table may know the key from its owner
-    return true;
-  }
-  state.set_published(its->terms.policy, since_reset(name, state.published()));
-  state.set_unsent(its->terms.policy, since_reset(name, state.unsent()));
-  settle(*its, state, now, true);
+  take_reset(*its, key, rounded_for_mark(time), now);
+  resets_due_.push_back(name);
+  flush_at_ = std::min(flush_at_, now);
   return true;
 }
 
-// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
+// One that there is no room to remember counts for what is known now.
+bool Replica::take_reset(const Limiter& limiter, KeyHash key, Nanos time, Nanos now) {
+  const Key name{limiter.id.v, key.v};
+  const bool remembered = resets_.contains(name) || resets_.size() < config_.max_resets;
+  if (remembered) {
+    Nanos& at = resets_[name];
+    if (time <= at) return true;
+    at = time;
+  } else {
+    ++stats_.refused;
+  }
+  shadows_.erase(name);
+  KeyState state = keys_.find(limiter.slot, key);
+  if (!state) {
+    tell_level(limiter, key, now, true);  // the table may know the key from its owner
+    return remembered;
+  }
+  state.set_published(limiter.terms.policy, from_time(state.published(), time));
+  state.set_unsent(limiter.terms.policy, from_time(state.unsent(), time));
+  settle(limiter, state, now, true);
+  return remembered;
+}
+
 IntervalSet Replica::since_reset(const Key& key, const IntervalSet& births) const {
   const auto reset = resets_.empty() ? resets_.end() : resets_.find(key);
-  if (reset == resets_.end()) return births;
-  const auto first = std::find_if(births.begin(), births.end(),
-                                  [&](const Interval& interval) { return interval.start >= reset->second; });
-  return IntervalSet::from({first, births.end()});
+  return reset == resets_.end() ? births : from_time(births, reset->second);
 }
 
 void Replica::step(const Event& event, Nanos now, Effects& effects) {
@@ -186,7 +209,7 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
 }
 
 Nanos Replica::wake() const noexcept {
-  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_});
+  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_, grown_at_});
   if (copy_) next = std::min(next, copy_->deadline);
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
   for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
@@ -216,7 +239,8 @@ Held Replica::held() const {
       }
     }
   }
-  held.state += resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
+  held.state +=
+      resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
                limiters_.held() + origins_.held();
   return held;
@@ -455,6 +479,15 @@ void Replica::push_if_due(const Limiter& limiter, KeyState state, Nanos now) {
   make_due(state, now + Nanos{std::min(wait, config_.coalesce_most.v)});
 }
 
+// A segment a step, that no step is long.
+void Replica::push_grown(Nanos now) {
+  keys_.sweep(grown_next_, [&](const KeyState& state) {
+    push_if_due(limiter_of(state), state, now);
+    return true;
+  });
+  if (++grown_next_ == Keys::kSegments) grown_at_ = kNever;
+}
+
 void Replica::make_due(KeyState state, Nanos at) {
   flush_at_ = std::min(flush_at_, at);
   if (state.due()) return;
@@ -467,6 +500,10 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
   FrameWriter frame(self_.incarnation);
   const auto due = std::exchange(due_, {});
   flush_at_ = kNever;
+  for (const Key& key : std::exchange(resets_due_, {})) {
+    emit_reset(key, now, frame);
+    if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
+  }
   for (const auto& [id, hash] : due) {
     KeyState state = find({id}, {hash});
     if (!state) continue;
@@ -489,14 +526,25 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
 
 // Numbers the unsent births of a key as one record, which is published from now on.
 void Replica::emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame) {
-  const IntervalSet births = state.unsent();
-  const Subject subject{limiter.id, limiter.terms.version, state.key()};
+  number(limiter, state.key(), state.unsent(), now, frame);
+  state.publish_unsent(limiter.terms.policy, now);
+}
+
+void Replica::emit_reset(const Key& key, Nanos now, FrameWriter& frame) {
+  const Limiter* const its = limiter({key.first});
+  const auto reset = resets_.find(key);
+  if (its == nullptr || reset == resets_.end()) return;
+  const Interval mark = reset_mark({key.second}, reset->second);
+  number(*its, {key.second}, IntervalSet::from({&mark, 1}), now, frame);
+}
+
+void Replica::number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame) {
+  const Subject subject{limiter.id, limiter.terms.version, key};
   const std::uint64_t seq = history_.next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
   const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
   history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
-  state.publish_unsent(limiter.terms.policy, now);
   ++stats_.records_sent;
   news(now);
 }
@@ -684,7 +732,6 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
   const bool early = last_birth > now + config_.future_bound;
   if (early && own) {
     if (!std::exchange(peer.quarantined, true)) peer.quarantined_at = now;
-    peer.doubted = true;
   }
   if (!early && !(own && peer.quarantined)) return false;
   ++stats_.refused;
@@ -714,10 +761,12 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
     return;
   }
   const auto births = frame.set(item.set);
-  if (is_early(peer, *origin, births.back().start, now)) return;
+  if (is_early(peer, *origin, reset_time(item.subject.key, births).value_or(births.back().start), now)) return;
   const std::uint64_t upto = origin->upto;
   if (!origin->mark(item.seq)) return;
   if (origin->upto != upto) origin->held_off = false;
+  // Some may not have it yet, and hear of it by digests only.
+  if (origin->dead_since != kNever) origin->dead_since = now;
   note(*origin, item.seq, peer.node, now, {0});
 
   keep_for_others(peer, item, births, now);
@@ -751,6 +800,10 @@ void Replica::unshelve(LimiterId id, Nanos now) {
 void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
   const Limiter* const its = limiter(subject.limiter);
   if (its == nullptr) return;
+  if (const auto reset = reset_time(subject.key, births)) {
+    take_reset(*its, subject.key, *reset, now);
+    return;
+  }
   const Policy& policy = its->terms.policy;
   IntervalSet set;
   if (subject.version == its->terms.version) {

@@ -1,5 +1,6 @@
 // replica: state copies, for what is in no log any more. See include/weir/replica.hpp.
 #include <algorithm>
+#include <array>
 #include <cassert>
 
 #include "weir/replica.hpp"
@@ -115,6 +116,11 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
     return;
   }
   peer.copied = now;
+  std::array<std::vector<std::pair<Subject, Interval>>, Keys::kSegments> resets;
+  for (const auto& [key, time] : resets_) {
+    const Subject subject{{key.first}, limiter({key.first})->terms.version, {key.second}};
+    resets[Keys::segment_of(subject.key)].emplace_back(subject, reset_mark(subject.key, time));
+  }
   FrameWriter frame(self_.incarnation);
   for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
     if ((item.segments >> segment & 1) == 0) continue;
@@ -126,6 +132,7 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
       set.compact(its.terms.policy, now);
       if (!set.empty()) entries.emplace_back(Subject{its.id, its.terms.version, state.key()}, set);
     });
+    for (const auto& [subject, mark] : resets[segment]) entries.emplace_back(subject, IntervalSet::from({&mark, 1}));
     shelf_.for_each(segment, [&](const Subject& subject, std::span<const Interval> births) {
       entries.emplace_back(subject, IntervalSet::from(births));
     });
@@ -149,6 +156,10 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
 void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects) {
   const std::uint64_t bit = std::uint64_t{1} << item.segment;
   if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
+  if (!plausible(item)) {
+    ++stats_.malformed;
+    return;
+  }
   auto& parts = copy_->parts[item.segment];
   if (item.part == 0) {
     for (const CopyPart& part : parts) copy_->keys -= part.item.entries.size();
@@ -344,7 +355,7 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
     origin.beyond.clear();
   }
   for (const VectorEntry& entry : floor.upto) {
-    if (entry.upto != kForgotten) continue;
+    if (entry.upto != kForgotten || !may_be_over(entry.origin, now)) continue;
     auto& last = collected_[entry.origin.node.v];
     last = std::max(last, entry.origin.incarnation);
     origins_.forget(entry.origin);

@@ -17,6 +17,10 @@ constexpr std::size_t kCollectedMax = std::size_t{1} << 16;
 constexpr Nanos kShortQuarantine{5'000'000'000};
 // A longer round trip is none: the peer's clock was set, or it says what isn't so.
 constexpr Nanos kTripMax{60'000'000'000};
+// An offset that changes by more at once is taken as it is, not smoothed.
+constexpr Nanos kJump{1'000'000'000};
+// Incarnations are the milliseconds of a run's start, or one more than the last.
+constexpr std::uint64_t kDayMs = 86'400'000;
 
 }  // namespace
 
@@ -108,6 +112,7 @@ void Replica::tick(Nanos now, Effects& effects) {
     tell_estimates(now);
   }
   if (now >= sweep_at_) sweep(now);
+  if (now >= grown_at_) push_grown(now);
   for (; !aging_.empty() && aging_.top().first <= now; aging_.pop()) {
     const auto [id, hash] = aging_.top().second;
     const KeyState state = find({id}, {hash});
@@ -155,11 +160,14 @@ void Replica::apply(Peer& peer, const SparedItem& item) noexcept {
 }
 
 void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
-  if (item.sent < peer.echo) return;  // an older one that was overtaken
+  // An older one that was overtaken. One that is much older, or comes much later, was not: its node's clock was set, or
+  // what it said before isn't so.
+  const bool close = peer.echo - item.sent <= config_.peer_timeout && now - peer.echo_at <= config_.peer_timeout;
+  if (item.sent < peer.echo && close) return;
   peer.echo = item.sent;
   peer.echo_at = now;
   if (item.receiver_incarnation == self_.incarnation) {
-    peer.acked = item.ack;
+    peer.acked = std::min(item.ack, history_.head());
     if (peer.live && peer.behind && peer.served() >= peer.caught) peer.behind = false;
     const Nanos away = now - item.echo;
     if (item.echo.v != 0 && item.held <= away && away - item.held <= kTripMax) {
@@ -168,23 +176,26 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
       const Nanos trip = now - item.echo - item.held;
       const Nanos offset{(item.sent - now).v + trip.v / 2};
       const auto smooth = [&](Nanos& mean, Nanos value) {
-        mean = peer.timed && !peer.doubted ? Nanos{mean.v + (value - mean).v / 8} : value;
+        const std::int64_t change = (value - mean).v;
+        const bool jumps = change > kJump.v || change < -kJump.v;  // a clock was set: what was before counts no more
+        mean = peer.timed && !jumps ? Nanos{mean.v + change / 8} : value;
       };
       smooth(peer.round_trip, trip);
       smooth(peer.offset, offset);
       peer.timed = true;
-      peer.doubted = false;
-      measure();
+      measure(now);
       if (peer.quarantined && peer.offset < config_.future_bound) end_quarantine(peer, now);
     }
   }
   if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
     const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
     // What others told of it beyond its own word does not exist.
+    origin->forget_beyond(item.head + kNumbersAhead);
+    origin->head = item.head;
     const std::uint64_t seen = origin->beyond.empty() ? origin->upto : origin->beyond.back().last;
     origin->known = std::min(origin->known, std::max(seen, item.head));
     note(*origin, item.head, peer.node, now, patience);
-    origin->stable = std::max(origin->stable, item.stable);
+    origin->stable = item.stable;
     trim_others(now);
   }
 }
@@ -235,7 +246,7 @@ void Replica::end_quarantine(Peer& peer, Nanos now) {
   repair_at_ = std::min(repair_at_, now);
 }
 
-void Replica::measure() noexcept {
+void Replica::measure(Nanos now) noexcept {
   std::int64_t sum = 0;
   std::int64_t timed = 0;
   std::size_t away = 0;
@@ -246,7 +257,11 @@ void Replica::measure() noexcept {
     ++timed;
   }
   delay_ = {timed == 0 ? 0 : sum / timed};
-  live_ = std::max<std::size_t>(1, members_.size() - away);
+  const std::size_t live = std::max<std::size_t>(1, members_.size() - away);
+  if (live > std::exchange(live_, live)) {
+    grown_at_ = now;
+    grown_next_ = 0;
+  }
 }
 
 void Replica::check_life(Nanos now) {
@@ -271,7 +286,7 @@ void Replica::went_away(Peer& peer, Nanos now) {
   for (Origin& origin : origins_) {
     if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
   }
-  measure();
+  measure(now);
   for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
   news(now, true);
 }
@@ -283,7 +298,7 @@ void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
   peer.caught = history_.head();
   const bool others_away = std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.live; });
   others_away ? history_.begin_piece() : history_.end_piece();
-  measure();
+  measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   send_vector(peer, true, effects);
   news(now, true);
@@ -299,7 +314,7 @@ void Replica::add_member(NodeId node, Nanos now) {
   peers_.insert(std::lower_bound(peers_.begin(), peers_.end(), node,
                                  [](const Peer& has, NodeId wanted) { return has.node < wanted; }),
                 peer);
-  measure();
+  measure(now);
   heartbeat_at_ = std::min(heartbeat_at_, now);
 }
 
@@ -312,7 +327,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   }
   for (Claim& claim : claims_) std::erase(claim.waiting, node);
   std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
-  measure();
+  measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   forget_history();
   news(now, true);  // its last records may have reached only some
@@ -338,6 +353,26 @@ void Replica::forget_history() {
   }
   if (!any_away) history_.end_piece();
   history_.forget(stable(), away);
+}
+
+// Whether a run can be over, as a copy says. A run that is heard, or one of tomorrow, is not.
+bool Replica::may_be_over(const OriginId& id, Nanos now) const noexcept {
+  if (id.node == self_.node) return id.incarnation < self_.incarnation;
+  const Peer* const peer = find(id.node);
+  if (peer != nullptr && peer->live && peer->incarnation != 0) return id.incarnation < peer->incarnation;
+  return id.incarnation <= static_cast<std::uint64_t>(now.v) / 1'000'000 + kDayMs;
+}
+
+// Whether a copy speaks of no more records than those who are heard say that they have made.
+bool Replica::plausible(const CopyItem& item) const noexcept {
+  return std::all_of(item.vector.begin(), item.vector.end(), [&](const VectorEntry& entry) {
+    const Peer* const peer = find(entry.origin.node);
+    const Origin* const origin = const_cast<Origins&>(origins_).find(entry.origin);
+    const bool heard = peer != nullptr && peer->live && peer->incarnation == entry.origin.incarnation &&
+                       origin != nullptr && origin->head != 0;
+    if (entry.upto == kForgotten || !heard) return true;
+    return entry.upto <= origin->head + kNumbersAhead;
+  });
 }
 
 void Replica::forget_run(const OriginId id) {

@@ -215,7 +215,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
   bool supplied = false;
   for (const VectorEntry& entry : item.entries) {
     if (entry.origin == self_) {
-      peer.acked = entry.upto;
+      peer.acked = std::min(entry.upto, history_.head());
       if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
       const Range lacks{entry.upto + 1, peer.caught};
@@ -318,6 +318,10 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     ++stats_.duplicates;
     return;
   }
+  if (item.to > origin.head && item.to - origin.head > kNumbersAhead) {
+    ++stats_.malformed;  // it said itself that there are not so many
+    return;
+  }
   if (origin.upto < item.from) {
     note(origin, item.to, peer.node, now, {0});
     return;
@@ -332,7 +336,10 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     return;
   }
   Nanos last;
-  for (const EntryItem& entry : item.entries) last = std::max(last, frame.set(entry.set).back().start);
+  for (const EntryItem& entry : item.entries) {
+    const auto births = frame.set(entry.set);
+    last = std::max(last, reset_time(entry.subject.key, births).value_or(births.back().start));
+  }
   if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));

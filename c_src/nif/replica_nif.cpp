@@ -489,16 +489,16 @@ ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM a
   return atoms.ok;
 }
 
-// replica_reset(Replica, Limiter, Key, Time, Now) -> true | false
+// replica_reset(Replica, Limiter, Key, Time, Now, Own) -> true | false
 ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId limiter;
   KeyHash key;
   Nanos time, now;
   if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], time) ||
-      !get_now(env, argv[4], now))
+      !get_now(env, argv[4], now) || (argv[5] != atoms.true_ && argv[5] != atoms.false_))
     return enif_make_badarg(env);
   return between_tables(env, machine, now, [&](Replica& replica, Nanos at) {
-    return replica.reset(limiter, key, time, at) ? atoms.true_ : atoms.false_;
+    return replica.reset(limiter, key, time, at, argv[5] == atoms.true_) ? atoms.true_ : atoms.false_;
   });
 }
 
@@ -695,7 +695,7 @@ const std::array<ErlNifFunc, 20> replica_functions = {{
     {"replica_most_exceeded", 2, guarded<with_machine<most_exceeded>>, 0},
     {"replica_push", 2, guarded<with_machine<push>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
-    {"replica_reset", 5, guarded<with_machine<reset>>, 0},
+    {"replica_reset", 6, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},
     {"replica_attached", 0, guarded<attached>, 0},
     {"replica_births", 0, guarded<births>, 0},

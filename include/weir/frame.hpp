@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -53,6 +54,13 @@ struct Subject {
   KeyHash key;
   friend constexpr bool operator==(const Subject&, const Subject&) = default;
 };
+
+// A reset is a record too, of one birth that lies decades back: those who don't know resets number it and pass it on,
+// and count nothing. Its start holds the time of the reset in microseconds, rounded up, and eight bits that tell it
+// from a birth of a node whose clock is that wrong.
+Nanos rounded_for_mark(Nanos time) noexcept;
+Interval reset_mark(KeyHash key, Nanos time) noexcept;  // REQUIRES: 0 <= time <= kTimeMax
+std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept;
 
 // The intervals of a decoded set lie one after the other in Frame::intervals.
 struct Slice {

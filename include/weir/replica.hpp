@@ -145,10 +145,11 @@ class Replica final : public Machine {
   void push(Nanos now, Effects& effects);
   // Forgets a limiter and its keys.
   void drop_limiter(LimiterId limiter);
-  // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. The node
-  // that is told first tells the others: that is up to who runs the machines. False for one from the far future, or if
-  // there are more than max_resets of the last horizon.
-  bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now);
+  // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. With `own`
+  // the other nodes learn of it with the next step, as of births; who was away then learns of it later. False for one
+  // from the far future or of an unknown limiter, or if there are more than max_resets of the last horizon: then an own
+  // one has no effect.
+  bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now, bool own);
 
   // A node whose threads decide in a table of their own (admissions.hpp) tells what they admitted, then makes a step,
   // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
@@ -205,7 +206,6 @@ class Replica final : public Machine {
     bool live = true;
     bool behind = false;       // away, or back and catching up
     bool quarantined = false;  // its births lie in the future
-    bool doubted = false;      // its clock may have been set: what was measured before counts no more
     Nanos quarantined_at;
     Nanos heard;
     Nanos away_since = kNever;
@@ -296,6 +296,8 @@ class Replica final : public Machine {
   void tell_level(const Limiter& limiter, KeyHash key, const KeyState& state, Nanos now, bool exactly);
   void tell_estimates(Nanos now);
   IntervalSet since_reset(const Key& key, const IntervalSet& births) const;
+  bool take_reset(const Limiter& limiter, KeyHash key, Nanos time, Nanos now);
+  void emit_reset(const Key& key, Nanos now, FrameWriter& frame);
   Nanos tat_of(const Limiter& limiter, const KeyState& state) const noexcept;
   std::int64_t share(const Limiter& limiter, const KeyState& state, Nanos now) const noexcept;
   bool is_far(const Limiter& limiter, const KeyState& state, Tokens hits, Nanos now) const noexcept;
@@ -303,6 +305,8 @@ class Replica final : public Machine {
   void make_due(KeyState state, Nanos at);
   void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
   void emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame);
+  void number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame);
+  void push_grown(Nanos now);
   void make_room(LimiterId id, KeyHash key, Nanos now);
   void sweep(Nanos now);
   bool keep_key(KeyState state, Nanos now);
@@ -343,7 +347,9 @@ class Replica final : public Machine {
   void forget_history();
   void collect(Nanos now);
   void end_quarantine(Peer& peer, Nanos now);
-  void measure() noexcept;
+  void measure(Nanos now) noexcept;
+  bool may_be_over(const OriginId& id, Nanos now) const noexcept;
+  bool plausible(const CopyItem& item) const noexcept;
 
   // replica_repair.cpp: gaps, vectors, chunks
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
@@ -420,7 +426,10 @@ class Replica final : public Machine {
   std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
   std::size_t live_ = 1;  // see live()
-  Nanos delay_;           // the mean of half the round trips to live peers
+  // There are more nodes than at that time, so shares are smaller: segments of keys that weren't looked at since.
+  Nanos grown_at_ = kNever;
+  std::size_t grown_next_ = 0;
+  Nanos delay_;  // the mean of half the round trips to live peers
 
   Keys keys_;
   Origins origins_;
@@ -434,6 +443,7 @@ class Replica final : public Machine {
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
   std::map<Key, Nanos> resets_;                  // kept for a horizon
+  std::vector<Key> resets_due_;                  // own ones, which go with the next frame
   std::map<std::uint32_t, Overshoot> exceeded_;  // see most_exceeded
   bool tells_levels_ = false;
   std::vector<Level> levels_;

@@ -86,8 +86,9 @@ class Cluster {
     at(node).put_limiter(limiter, terms, clock(node), effects);
     carry_out(node, effects);
   }
+  void registered(std::uint32_t node, std::uint32_t joins) { step(node, Registered{{joins}}); }
   bool reset(std::uint32_t node, KeyHash key) {
-    const bool done = at(node).reset(kLimiter, key, clock(node), clock(node));
+    const bool done = at(node).reset(kLimiter, key, clock(node), clock(node), true);
     step(node, Tick{});
     return done;
   }

@@ -192,4 +192,250 @@ TEST_CASE("a link that is cut in one direction: others pass on what goes over it
   CHECK(cluster.repair_is_small());
 }
 
+// Resets.
+
+TEST_CASE("a reset on one node holds on all, also when its frame is lost", "[repair][reset]") {
+  Cluster cluster(3, terms(10, ms(3'600'000)));
+  cluster.network.loss = GENERATE(0, 40);
+  cluster.run_for(ms(2000));
+  for (std::uint32_t i = 0; i < 9; ++i) {
+    cluster.ask(i % 3, kKey);
+    cluster.run_for(ms(10));
+  }
+  cluster.run_for(ms(5000));
+  REQUIRE(cluster.reset(0, kKey));
+  cluster.run_for(ms(5000));
+  for (std::uint32_t node = 0; node < 3; ++node) {
+    CHECK(cluster.at(node).published(kLimiter, kKey).empty());
+    CHECK(cluster.at(node).unsent(kLimiter, kKey).empty());
+  }
+  CHECK(cluster.quiet());
+  CHECK(cluster.repair_is_small());
+}
+
+TEST_CASE("a reset reaches a node that was away, by a chunk or by a copy", "[repair][reset]") {
+  const bool by_copy = GENERATE(false, true);
+  Cluster cluster(4, terms(10, ms(3'600'000)));
+  for (std::uint32_t i = 0; i < 4; ++i) cluster.crash(i);
+  cluster.configure = [=](ReplicaConfig& config) {
+    config.joining = false;
+    if (by_copy) config.history.piece_keys = 2;
+  };
+  for (std::uint32_t i = 0; i < 4; ++i) cluster.start(i);
+  cluster.run_for(ms(2000));
+  for (std::uint32_t i = 0; i < 9; ++i) {
+    cluster.ask(i % 4, kKey);
+    cluster.run_for(ms(10));
+  }
+  cluster.run_for(ms(2000));
+  cluster.partition({3});
+  cluster.run_for(ms(4000));
+  REQUIRE(cluster.reset(0, kKey));
+  cluster.run_for(ms(100));
+  REQUIRE(cluster.reset(0, kKey));  // the later one holds
+  for (std::uint64_t i = 0; i < 20; ++i) cluster.ask(0, key_of(i), {10});
+  cluster.run_for(ms(100));
+  REQUIRE(cluster.admits(1, kKey, {5}));
+  cluster.run_for(ms(1000));
+  cluster.heal();
+  cluster.run_for(ms(30'000));
+  CHECK((cluster.at(3).stats().copies > 0) == by_copy);
+  for (std::uint32_t node = 0; node < 4; ++node) {
+    CAPTURE(node);
+    CHECK(cluster.at(node).published(kLimiter, kKey).weight() == Tokens{5});
+  }
+}
+
+TEST_CASE("a node that joins learns of resets with its copy", "[repair][reset]") {
+  Cluster cluster(3, terms(10, ms(3'600'000)));
+  cluster.run_for(ms(2000));
+  cluster.partition({2});
+  for (std::uint32_t i = 0; i < 9; ++i) cluster.ask(2, kKey);  // births that come after the reset was copied
+  const Nanos at = cluster.now();
+  cluster.run_for(ms(100));
+  REQUIRE(cluster.reset(0, kKey));
+  cluster.crash(1);
+  cluster.start(1);
+  cluster.run_for(ms(5000));
+  REQUIRE_FALSE(cluster.at(1).copying());
+  cluster.heal();
+  cluster.run_for(ms(20'000));
+  CHECK(cluster.at(1).published(kLimiter, kKey).empty());
+  CHECK(cluster.now() > at);
+}
+
+TEST_CASE("more resets than there is room for are refused, and those of others count for what is known",
+          "[repair][reset]") {
+  Told told(terms(10, ms(3'600'000)), [](ReplicaConfig& config) { config.max_resets = 5; });
+  for (std::uint64_t i = 1; i <= 5; ++i) CHECK(told.replica.reset(kLimiter, key_of(i), told.now, told.now, true));
+  REQUIRE(told.asks(kKey, {9}));
+  CHECK_FALSE(told.replica.reset(kLimiter, kKey, told.now + ms(1), told.now, true));
+  CHECK(told.replica.unsent(kLimiter, kKey).weight() + told.replica.published(kLimiter, kKey).weight() == Tokens{9});
+  CHECK(told.replica.reset(kLimiter, key_of(1), told.now + ms(1), told.now, true));  // it is remembered already
+  told.now = told.now + ms(10);
+  const Interval mark = reset_mark(kKey, told.now);
+  FrameWriter frame(1);
+  frame.record({{1}, 1}, false, 1, {kLimiter, 1, kKey}, {&mark, 1});
+  told.hear(1, frame);
+  CHECK(told.asks(kKey, {9}));
+  // After a horizon they are forgotten.
+  told.now = told.now + ms(20 * 3'600'000 + 1);
+  told.pass(ms(70'000), 1);
+  CHECK(told.replica.reset(kLimiter, kKey, told.now, told.now, true));
+}
+
+TEST_CASE("nodes that know no resets take them for births that don't count any more", "[frame][reset]") {
+  for_cases([](Rng& rng) {
+    const KeyHash key{rng()};
+    const Nanos time{draw(rng, 0, std::int64_t{1} << 61)};
+    const Interval mark = reset_mark(key, time);
+    REQUIRE(reset_time(key, {&mark, 1}) == rounded_for_mark(time));
+    REQUIRE(rounded_for_mark(time) >= time);
+    const Policy policy{{1}, {draw(rng, 1, std::int64_t{1} << 57)}};  // four years
+    REQUIRE(IntervalSet::valid(policy, {&mark, 1}));
+    REQUIRE(mark.end(policy) < kBase - IntervalSet::horizon(policy));
+    const Interval birth{kBase, {1}};
+    REQUIRE_FALSE(reset_time(key, {&birth, 1}));
+  });
+}
+
+// Members that don't speak the truth.
+
+TEST_CASE("attack: times of a heartbeat", "[repair][attack]") {
+  Told told(terms(100, ms(1000)));
+  HeartbeatItem beat;
+  const auto hear = [&](Nanos sent, std::uint64_t ack) {
+    beat.sent = sent;
+    beat.echo = told.now;
+    beat.receiver_incarnation = 1;
+    beat.ack = ack;
+    told.hear(1, 1, beat);
+  };
+  hear(told.now, 0);
+  hear(kTimeMax, 0);
+  told.now = told.now + ms(500);
+  hear(told.now, 0);
+  CHECK(told.replica.clock_of({1})->first < ms(1000));
+  // One that was overtaken by half a second is of no interest.
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  REQUIRE(told.asks(kKey, {50}));
+  told.pass(ms(100));
+  told.now = told.now + ms(500);
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1, 0, 1);
+  hear(told.now - ms(400), 0);
+  told.step(Tick{});
+  CHECK(told.replica.log_bytes() == 0);
+}
+
+TEST_CASE("attack: numbers that don't exist", "[repair][attack]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  SECTION("head") { told.hear_beat(1, 1, kLimit); }
+  SECTION("a record, by another or by itself") { told.hear_record(GENERATE(1u, 2u), {{1}, 1}, kLimit - 1, kKey); }
+  SECTION("a vector") { told.hear(2, 1, VectorItem{false, {{{{1}, 1}, kLimit}}, {}}); }
+  SECTION("gone") {
+    told.hear(2, 1, GoneItem{{{1}, 1}, kLimit});
+    for (int i = 0; i < 40; ++i) told.pass(ms(1000), 1);
+  }
+  SECTION("a chunk") {
+    const Interval one{told.now, {1}};
+    FrameWriter frame(1);
+    frame.chunk(0, kLimit, 1);
+    frame.entry({kLimiter, 1, {7}}, {&one, 1});
+    told.hear(1, frame);
+    CHECK(told.published({7}) == 0);
+  }
+  told.now = told.now + ms(500);
+  told.hear_beat(1, 1);
+  CHECK(told.replica.quiet());
+  const std::int64_t before = told.published(kKey);
+  told.hear_record(1, {{1}, 1}, 1, kKey);
+  CHECK(told.published(kKey) == before + 1);
+}
+
+TEST_CASE("attack: stable beyond what is so", "[repair][attack]") {
+  Told told(terms(100, ms(1000)));
+  HeartbeatItem beat;
+  beat.sent = told.now;
+  beat.head = beat.stable = kLimit;
+  told.hear(1, 1, beat);
+  told.now = told.now + ms(500);
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.hear_record(1, {{1}, 1}, 1, kKey);
+  told.hear(2, 1, NackItem{{{1}, 1}, {{1, 1}}});
+  CHECK(count_items<RecordItem>(told.effects) == 1);
+}
+
+TEST_CASE("attack: a copy that says of runs that they are over", "[repair][attack]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 5);
+  std::vector<VectorEntry> vector = {{{{1}, 5}, 1000}};
+  const std::uint32_t node = GENERATE(0u, 2u, 3u);
+  if (node == 3) told.step(Unregistered{{3}});
+  if (node == 3) told.step(Registered{{3}});
+  vector.push_back({{{node}, node == 2 ? 5 : std::uint64_t{1} << 62}, kForgotten});
+  told.hear(1, 5, GoneItem{{{1}, 5}, 1000});
+  REQUIRE(told.replica.copying());
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    FrameWriter frame(5);
+    frame.copy(segment_of(segment, vector), 0);
+    told.hear(1, frame);
+  }
+  REQUIRE_FALSE(told.replica.copying());
+  if (node != 0) {
+    told.hear_record(node, {{node}, 5}, 1, kKey);
+    CHECK(told.published(kKey) == 1);
+  }
+}
+
+TEST_CASE("attack: a copy that speaks of records that don't exist", "[repair][attack]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1, 10);
+  told.want_copy();
+  for (std::size_t segment = 0; segment < Keys::kSegments; ++segment) {
+    told.hear_segment(segment_of(segment, {{{{1}, 1}, 1000}, {{{2}, 1}, kLimit - 1}}));
+  }
+  CHECK(told.replica.stats().malformed == Keys::kSegments);
+  told.hear_record(2, {{2}, 1}, 11, kKey);
+  CHECK(told.replica.copying());
+}
+
+// More nodes than there were.
+
+TEST_CASE("when more nodes take part, what weighs a smaller share is pushed", "[repair][grow]") {
+  const auto nodes = GENERATE(5u, 10u, 30u);
+  constexpr std::int64_t kCapacity = 100;
+  Cluster cluster(nodes, terms(kCapacity, ms(100'000'000)));
+  cluster.network.delay = {100'000};
+  for (std::uint32_t i = 0; i < nodes; ++i) cluster.crash(i);
+  cluster.configure = [](ReplicaConfig& config) {
+    if (config.self.v >= 2) return;
+    config.members = {{0}, {1}};
+    config.neighbours = {{1 - config.self.v}};
+    config.joining = false;
+  };
+  cluster.start(0);
+  cluster.start(1);
+  cluster.run_for(ms(1000));
+  for (int i = 0; i < 32; ++i) {
+    REQUIRE(cluster.admits(0, kKey));
+    REQUIRE(cluster.admits(1, kKey));
+  }
+  REQUIRE(cluster.at(0).unsent(kLimiter, kKey).weight() == Tokens{32});
+  for (std::uint32_t i = 2; i < nodes; ++i) {
+    for (std::uint32_t told = 0; told < 2; ++told) cluster.registered(told, i);
+    cluster.start(i);
+    cluster.run_for(ms(50));
+  }
+  cluster.run_for(ms(10'000));
+  for (std::uint32_t i = 0; i < 300; ++i) {
+    cluster.ask(i % nodes, kKey);
+    cluster.run_for(ms(60));
+  }
+  std::int64_t sum = 0;
+  for (const Interval& period : cluster.admitted[kKey.v].busy({{1}, {1}})) sum += period.count.v;
+  CAPTURE(nodes, sum);
+  CHECK(sum == kCapacity);
+}
+
 }  // namespace weir::test

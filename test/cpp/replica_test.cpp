@@ -99,7 +99,7 @@ TEST_CASE("births before a reset count on no node that was told, later ones on a
   Rng rng(5);
   fill(cluster, kKey, 8, ms(10), rng);
   const Nanos at = cluster.now();
-  for (std::uint32_t i = 0; i < 3; ++i) REQUIRE(cluster.at(i).reset(kLimiter, kKey, at, at));
+  for (std::uint32_t i = 0; i < 3; ++i) REQUIRE(cluster.at(i).reset(kLimiter, kKey, at, at, false));
   cluster.run_for(ms(1));
   CHECK(cluster.at(1).published(kLimiter, kKey).empty());
   cluster.run_for(ms(50));
@@ -110,8 +110,8 @@ TEST_CASE("births before a reset count on no node that was told, later ones on a
   }
   CHECK(allowed == 10);
   // An older reset changes nothing, one of the far future is refused.
-  CHECK(cluster.at(0).reset(kLimiter, kKey, at - ms(5), cluster.now()));
-  CHECK_FALSE(cluster.at(0).reset(kLimiter, kKey, cluster.now() + ms(60'000), cluster.now()));
+  CHECK(cluster.at(0).reset(kLimiter, kKey, at - ms(5), cluster.now(), false));
+  CHECK_FALSE(cluster.at(0).reset(kLimiter, kKey, cluster.now() + ms(60'000), cluster.now(), false));
   CHECK_FALSE(cluster.admits(0, kKey));
 }
 
