@@ -59,7 +59,7 @@ struct Subject {
 // and count nothing. Its start holds the time of the reset in microseconds, rounded up, and eight bits that tell it
 // from a birth of a node whose clock is that wrong.
 Nanos rounded_for_mark(Nanos time) noexcept;
-Interval reset_mark(KeyHash key, Nanos time) noexcept;  // REQUIRES: 0 <= time <= kTimeMax
+Interval reset_mark(KeyHash key, Nanos time) noexcept;  // REQUIRES: 0 <= time < 2^61
 std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept;
 
 // The intervals of a decoded set lie one after the other in Frame::intervals.
