@@ -765,7 +765,10 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   const std::uint64_t upto = origin->upto;
   if (!origin->mark(item.seq)) return;
   if (origin->upto != upto) origin->held_off = false;
-  // Some may not have it yet, and hear of it by digests only.
+  // Of an origin that can't be reached others may not have it yet, and hear of it by digests only.
+  const Peer* const itself = find(item.origin.node);
+  const bool reached = itself != nullptr && itself->live && itself->incarnation == item.origin.incarnation;
+  if (!reached) lost_news_ = now;
   if (origin->dead_since != kNever) origin->dead_since = now;
   note(*origin, item.seq, peer.node, now, {0});
 

@@ -268,9 +268,11 @@ DigestItem Replica::digest(Nanos now) const {
   return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
 }
 
-// Whether a run ended or a peer went away lately. Of a living origin's records everyone learns from its heartbeats; the
-// last ones of a lost origin may have reached only some, so that all heartbeats carry a digest for a while.
+// Whether a run ended, a peer went away, or a record of such a one came, lately. Of a living origin's records everyone
+// learns from its heartbeats; the last ones of a lost origin may have reached only some, so that all heartbeats carry a
+// digest for a while.
 bool Replica::lost_lately(Nanos now) const noexcept {
+  if (now - lost_news_ < kDeadInDigests) return true;
   return std::any_of(origins_.begin(), origins_.end(),
                      [&](const Origin& origin) {
                        return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;

@@ -468,6 +468,7 @@ class Replica final : public Machine {
   std::size_t sweep_next_ = 0;
   Nanos repair_at_ = kNever;
   Nanos digest_at_ = kNever;
+  Nanos lost_news_;  // when a record was applied whose origin can't be reached
   std::uint32_t digests_left_ = 0;
   bool digest_urgent_ = false;  // further news don't put it off
   std::size_t digest_peer_ = 0;
