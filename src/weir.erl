@@ -137,12 +137,18 @@ peek(Limiter, Key) ->
 %% @doc Gives the key all its tokens. With `scope => exact' it waits until the other nodes have heard of it, and have
 %% forgotten what they knew of the key. Each of the two takes the limiter's `timeout' at most (twice that while a rotation
 %% of the secret is under way). Nodes that are connected and didn't answer by then are named in the error: they may deny
-%% the key for two seconds more.
--spec reset(limiter(), key()) -> ok | {error, {not_reached, [node()]}}.
+%% the key for two seconds more. A node that is away hears of the reset when it is back.
+%%
+%% With `scope => cluster' and `exact' a reset can fail. Then what the other nodes know of the key still counts: try
+%% again later. `too_many_resets': 65536 keys were reset within the time that their limiters look back (twice the time
+%% in which a bucket fills), or the limiter was deleted meanwhile. `unavailable': the part of weir that tells the other
+%% nodes doesn't answer within 5 s.
+-spec reset(limiter(), key()) -> ok | {error, too_many_resets | unavailable | {not_reached, [node()]}}.
 reset(Limiter, Key) ->
     case weir_table:reset(Limiter, Key) of
         ok -> ok;
         {error, {not_reached, _}} = Error -> Error;
+        {error, Reason} when Reason =:= too_many_resets; Reason =:= unavailable -> {error, Reason};
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
 

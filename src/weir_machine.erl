@@ -16,7 +16,7 @@
 %% busy waits, without holding up a scheduler. Wrong arguments raise `badarg' with an explanation; frames may be any bytes.
 -module(weir_machine).
 
--export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/5, step/3, wake/1]).
+-export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/6, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
 -export([births/0, bytes/2, published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2, quarantined/2, peer/1, limits/0,
          overshoot/4, most_exceeded/2]).
@@ -57,7 +57,7 @@
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
-                malformed, refused, evicted_keys, forgotten_births, absences, copies_abandoned, dropped]).
+                malformed, refused, evicted_keys, forgotten_births, absences, copies_abandoned, shelved, lost_shelved, dropped]).
 
 -define(NO_MACHINE, "the machine is not one of weir_machine:new/1").
 -define(WORD, 16#ffffffff).
@@ -117,12 +117,13 @@ drop_limiter(Machine, Limiter) ->
     checked(fun() -> weir_nif:replica_drop_limiter(reference(Machine), within(limiter, Limiter, 0, ?WORD)) end).
 
 %% @doc Births of the key before `Time' count no more on this node, whoever tells of them. False if that can't be: there is
-%% no such limiter, `Time' lies in the far future, or too many keys were reset.
--spec reset(machine(), limiter_id(), key_hash(), Time :: ns(), Now :: ns()) -> boolean().
-reset(Machine, Limiter, Key, Time, Now) ->
+%% no such limiter, `Time' lies in the far future, or too many keys were reset. With `own' the other nodes learn of it by a
+%% record that the next step sends; `told' is for what another node said.
+-spec reset(machine(), limiter_id(), key_hash(), Time :: ns(), Now :: ns(), own | told) -> boolean().
+reset(Machine, Limiter, Key, Time, Now, Whose) when Whose =:= own; Whose =:= told ->
     checked(fun() ->
                     weir_nif:replica_reset(reference(Machine), within(limiter, Limiter, 0, ?WORD), within(key_hash, Key, 1, ?LONG),
-                                           within(time, Time, 0, ?NOW), now(Now))
+                                           within(time, Time, 0, ?NOW), now(Now), Whose =:= own)
             end).
 
 %% @doc From now on this machine and the node's replicated limiters are one: before each step it takes the births that

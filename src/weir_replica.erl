@@ -90,19 +90,25 @@ ask(Limiter, KeyHash, Hits, Timeout) ->
     catch exit:_ -> unknown
     end.
 
-%% Births of the key before that time count no more, here and on all nodes that are connected. When this returns, no check
-%% here counts them; elsewhere neither, if the others answer in WaitMs.
--spec reset(pos_integer(), weir_machine:key_hash(), TimeNs :: non_neg_integer(), WaitMs :: non_neg_integer()) -> ok.
+%% Births of the key before that time count no more, here and on all nodes. When this returns `ok', no check here counts
+%% them; elsewhere neither, if the others answer in WaitMs. The machine makes a record of it, which reaches those that are
+%% away or are not told here later. The message is what nodes of before such records go by, and what is waited for.
+-spec reset(pos_integer(), weir_machine:key_hash(), TimeNs :: non_neg_integer(), WaitMs :: non_neg_integer()) ->
+          ok | {error, too_many_resets | unavailable}.
 reset(Limiter, KeyHash, Time, WaitMs) ->
-    Reset = {weir_reset, 1, Limiter, KeyHash, Time},
+    try gen_server:call(?MODULE, {reset, Limiter, KeyHash, Time}, ?CALL_MS) of
+        true -> tell_reset({weir_reset, 1, Limiter, KeyHash, Time}, WaitMs);
+        false -> {error, too_many_resets}
+    catch exit:_ -> {error, unavailable}
+    end.
+
+tell_reset(Reset, WaitMs) ->
     _ = case {weir_members:connected(), WaitMs} of
             {[], _} -> ok;
             {Nodes, 0} -> [erlang:send({?MODULE, Node}, Reset, [nosuspend, noconnect]) || Node <- Nodes];
             {Nodes, _} -> gen_server:multi_call(Nodes, ?MODULE, Reset, WaitMs)
         end,
-    try gen_server:call(?MODULE, Reset, ?CALL_MS)
-    catch exit:_ -> ok
-    end.
+    ok.
 
 %% For the end of the application: the tables are this node's own again.
 -spec stop() -> ok.
@@ -168,6 +174,9 @@ handle_call({limiter, Name}, _From, State) ->
                     none -> drop(weir_limiter:number(Name), State);
                     Entry -> put_limiter(Entry, State)
                 end};
+handle_call({reset, Limiter, KeyHash, Time}, _From, #state{machine = Machine} = State) ->
+    Taken = weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own),
+    {reply, Taken, run(births, State)};
 handle_call({weir_reset, 1, _, _, _} = Reset, _From, State) ->
     {reply, ok, handle(Reset, State)};
 handle_call(drain, _From, #state{peers = Peers} = State) ->
@@ -202,7 +211,7 @@ handle({weir_frame, 2, From, Token, Kind, Frame}, State) when is_binary(Token), 
 handle({weir_reset, 1, Limiter, KeyHash, Time}, #state{machine = Machine} = State)
   when is_integer(Limiter), is_integer(KeyHash), is_integer(Time) ->
     %% What another node says may be out of range; then it resets nothing.
-    _ = try weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now())
+    _ = try weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), told)
         catch error:badarg -> false
         end,
     run(births, State);

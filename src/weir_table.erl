@@ -61,18 +61,24 @@ decide_late(Limiter, Key, Hits) ->
 peek(Limiter, Key) ->
     ask(Limiter, Key, fun(Form, How) -> weir_nif:peek(Limiter, Form, How) end).
 
--spec reset(weir_nif:limiter(), term()) -> ok | {error, {not_reached, [node()]}} | wrong().
+%% While a rotation is under way a key goes by two hashes.
+-spec reset(weir_nif:limiter(), term()) -> ok | {error, too_many_resets | unavailable | {not_reached, [node()]}} | wrong().
 reset(Limiter, Key) ->
     case ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) of
         {replicated, Number, Hashes, Now} ->
             Wait = wait_ms(Limiter),
-            lists:foreach(fun(Hash) -> ok = weir_replica:reset(Number, Hash, Now, Wait) end, Hashes),
-            %% Only now: what an owner says from here on, it says of the key as it is since the reset.
-            case Wait > 0 andalso weir_exact:forget(Hashes, Wait) of
-                [_ | _] = Missed -> {error, {not_reached, Missed}};
-                _ -> ok
+            case [Error || Hash <- Hashes, {error, _} = Error <- [weir_replica:reset(Number, Hash, Now, Wait)]] of
+                [Error | _] -> Error;
+                [] -> forgotten(Hashes, Wait)
             end;
         Answer -> Answer
+    end.
+
+%% Only after the reset itself: what an owner says from here on, it says of the key as it is since then.
+forgotten(Hashes, Wait) ->
+    case Wait > 0 andalso weir_exact:forget(Hashes, Wait) of
+        [_ | _] = Missed -> {error, {not_reached, Missed}};
+        _ -> ok
     end.
 
 %% One of scope exact is decided elsewhere: its owner must have heard of it.

@@ -164,14 +164,14 @@ resets_hold(_) ->
     _ = settle(Me),
     {replicated, ?NUMBER, [Hash], Time} = weir_nif:reset(<<"cluster">>, ?KEY, 0),
     ?assertEqual(hash(), Hash),
-    ?assert(weir_machine:reset(Me, ?NUMBER, Hash, Time, now_ns())),
+    ?assert(weir_machine:reset(Me, ?NUMBER, Hash, Time, now_ns(), own)),
     [feed(Me, Frame) || {1, Frame, data} <- Old],
     {allow, 9} = check(),
     _ = settle(Me),
     ?assertMatch(#{remaining := 9}, weir:peek(<<"cluster">>, ?KEY)),
-    ?assertNot(weir_machine:reset(Me, ?NUMBER, Hash, now_ns() + 3600000000000, now_ns())),
-    ?assertNot(weir_machine:reset(Me, 99, Hash, Time, now_ns())),
-    ?assertError(badarg, weir_machine:reset(Me, ?NUMBER, 0, Time, now_ns())).
+    ?assertNot(weir_machine:reset(Me, ?NUMBER, Hash, now_ns() + 3600000000000, now_ns(), own)),
+    ?assertNot(weir_machine:reset(Me, 99, Hash, Time, now_ns(), told)),
+    ?assertError(badarg, weir_machine:reset(Me, ?NUMBER, 0, Time, now_ns(), told)).
 
 numbers_are_unique(_) ->
     put_replicated(<<"one">>, 9, 10),

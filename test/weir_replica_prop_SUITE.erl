@@ -104,7 +104,18 @@ schedules() ->
      {"runs that some have forgotten don't keep a copy from being taken",
       #{flush => true},
       [{ask, 2, Small}, {crash, 2}, {return, 2}, join, join, {crash, 1}, {return, 1}, {cut, [1, 3]}, {wait, 60000},
-       {weather, #{loss => 0, duplicate => 30, delay => 0}}, join, {ask, 4, {1, ?KEY, 1}}, {crash, 4}]}].
+       {weather, #{loss => 0, duplicate => 30, delay => 0}}, join, {ask, 4, {1, ?KEY, 1}}, {crash, 4}]},
+     {"a record of a dead run that was parked while all joined reaches all",
+      #{nodes => 3, seed => 4},
+      [{wait, 6000}, {wait, 1}, {wait, 30}, {crash, 2}, {wait, 1}, {wait, 200}, {wait, 6000}, {wait, 700}, {wait, 2500},
+       join, {wait, 700}, {wait, 30}, {wait, 1}, {wait, 200}, {wait, 30}, {wait, 30}, {wait, 30}, {wait, 200}, {crash, 1},
+       {wait, 200}, {wait, 5}, {wait, 2500}, {wait, 700}, {crash, 3}, {crash, 4}, {wait, 2500}, {wait, 1}, {wait, 1},
+       {wait, 1}, {wait, 30}, {wait, 5}, {wait, 6000}, {return, 4}, {wait, 2500},
+       {weather, #{delay => 400, duplicate => 0, loss => 40}}, {return, 3}, join, {wait, 700},
+       {ask, 3, {2, 10092565532873418633, 1}}, {wait, 5}, {wait, 5}, {crash, 3}, {wait, 2500}, {wait, 200},
+       {ask, 4, {2, 10092565532873418633, 1}}, {wait, 1}, {wait, 1}, join,
+       {weather, #{delay => 60, duplicate => 30, loss => 0}}, {wait, 6000},
+       {weather, #{delay => 400, duplicate => 30, loss => 0}}, {wait, 6000}, {wait, 6000}]}].
 
 %% ---- the merge of interval sets, as the replica does it: commutative and associative
 

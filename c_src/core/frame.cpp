@@ -8,7 +8,8 @@
 namespace weir {
 namespace {
 
-// Tags of items. Records, the many, have the upper bit and flags below it.
+// Tags of items. Records, the many, have the upper bit and flags below it. From kSized on the length follows, so that
+// nodes that don't know the item skip it.
 enum Tag : unsigned {
   kHeartbeat = 1,
   kNack = 2,
@@ -23,11 +24,21 @@ enum Tag : unsigned {
   kClaim = 11,
   kClaimAck = 12,
   kClaimDone = 13,
-  // From here on an item says how long it is, so that a version that doesn't know it takes the rest of the frame.
-  kWithLength = 0x40,
+  kSized = 0x40,
+  kUnheard = 0x50,
+  kSpared = 0x51,
   kRecord = 0x80,
 };
 enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
+
+// Marks of resets up to the year 2112 lie before 2006.
+constexpr std::int64_t kMarksEnd = std::int64_t{1} << 60;
+static_assert((std::int64_t{1} << 61) / 1000 + 1 < kMarksEnd >> 8, "the latest reset's mark is one");
+
+std::int64_t check_bits(KeyHash key, std::int64_t micros) noexcept {
+  const std::uint64_t mixed = (key.v ^ static_cast<std::uint64_t>(micros)) * 0x9e3779b97f4a7c15u;
+  return static_cast<std::int64_t>(mixed >> 56);
+}
 
 constexpr std::uint64_t kTimeLimit = static_cast<std::uint64_t>(kTimeMax.v);
 
@@ -44,6 +55,12 @@ class Reader {
     at_ = bytes_.size();
   }
 
+  // The next `length` bytes, to be read on their own.
+  Reader part(std::size_t length) noexcept {
+    const Reader part(bytes_.subspan(at_, length));
+    at_ += length;
+    return part;
+  }
   unsigned byte() noexcept {
     if (at_ >= bytes_.size()) {
       fail(FrameError::truncated);
@@ -88,7 +105,6 @@ class Reader {
     fail(FrameError::truncated);
     return 0;
   }
-  void skip(std::size_t count) noexcept { at_ += count; }  // REQUIRES: count <= left()
   Nanos time() noexcept {
     const std::uint64_t value = word();
     if (value > kTimeLimit) fail(FrameError::value);
@@ -232,10 +248,33 @@ ClaimItem read_claim(Reader& in) {
   return item;
 }
 
+UnheardItem read_unheard(Reader& in) {
+  UnheardItem item;
+  item.nodes.resize(in.count(kVectorMax, 1));
+  for (NodeId& node : item.nodes) node.v = static_cast<std::uint32_t>(in.upto(UINT32_MAX));
+  return item;
+}
+
+// Bytes after what is known of such an item are of a later version of it.
+void read_sized(Reader& all, unsigned tag, Frame& frame) {
+  Reader in = all.part(all.count(kFrameMax, 1));
+  if (tag == kUnheard) {
+    frame.items.emplace_back(read_unheard(in));
+  } else if (tag == kSpared) {
+    const std::uint64_t incarnation = in.varint();
+    frame.items.emplace_back(SparedItem{incarnation, in.upto(kTimeLimit)});
+  }
+  if (in.error() != FrameError::none) all.fail(in.error());
+}
+
 void read_item(Reader& in, OriginId sender, Frame& frame) {
   const unsigned tag = in.byte();
   if (tag >= kRecord) {
     frame.items.emplace_back(read_record(in, tag, sender, frame));
+    return;
+  }
+  if (tag >= kSized) {
+    read_sized(in, tag, frame);
     return;
   }
   switch (tag) {
@@ -281,11 +320,25 @@ void read_item(Reader& in, OriginId sender, Frame& frame) {
       frame.items.emplace_back(ClaimDoneItem{in.varint()});
       break;
     default:
-      tag >= kWithLength ? in.skip(in.count(kFrameMax, 1)) : in.fail(FrameError::tag);
+      in.fail(FrameError::tag);
   }
 }
 
 }  // namespace
+
+Nanos rounded_for_mark(Nanos time) noexcept { return {ceil_div(time.v, 1000) * 1000}; }
+
+Interval reset_mark(KeyHash key, Nanos time) noexcept {
+  const std::int64_t micros = ceil_div(time.v, 1000);
+  return {{micros << 8 | check_bits(key, micros)}, {1}};
+}
+
+std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept {
+  if (births.size() != 1 || births[0].count.v != 1 || births[0].start.v >= kMarksEnd) return std::nullopt;
+  const std::int64_t micros = births[0].start.v >> 8;
+  if ((births[0].start.v & 0xff) != check_bits(key, micros)) return std::nullopt;
+  return Nanos{micros * 1000};
+}
 
 FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame) {
   frame.items.clear();
@@ -309,7 +362,7 @@ bool is_repair(std::span<const std::byte> frame) noexcept {
   in.byte();
   in.varint();
   const unsigned tag = in.more() ? in.byte() : unsigned{kHeartbeat};
-  return tag < kRecord && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
+  return tag < kSized && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
 }
 
 RecordName record_name(std::span<const std::byte> record, const OriginId& sender) {
@@ -452,6 +505,28 @@ void FrameWriter::put(const ClaimAckItem& item) {
 void FrameWriter::put(const ClaimDoneItem& item) {
   byte(kClaimDone);
   varint(item.id);
+}
+
+void FrameWriter::sized(unsigned tag, std::size_t size) {
+  const Bytes body(bytes_.begin() + static_cast<std::ptrdiff_t>(size), bytes_.end());
+  bytes_.resize(size);
+  byte(tag);
+  varint(body.size());
+  raw(body);
+}
+
+void FrameWriter::put(const UnheardItem& item) {
+  const std::size_t before = size();
+  varint(item.nodes.size());
+  for (const NodeId node : item.nodes) varint(node.v);
+  sized(kUnheard, before);
+}
+
+void FrameWriter::put(const SparedItem& item) {
+  const std::size_t before = size();
+  varint(item.receiver_incarnation);
+  varint(item.upto);
+  sized(kSpared, before);
 }
 
 void FrameWriter::chunk(std::uint64_t from, std::uint64_t to, std::size_t entries) {

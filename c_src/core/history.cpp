@@ -12,6 +12,8 @@ constexpr std::int64_t kTenth = 100'000'000;
 // A piece of more bytes is continued by another; with one more entry it still fits into a frame.
 constexpr std::size_t kPieceBytes = 900'000;
 
+// A reset in a chunk.
+constexpr std::size_t kMarkBytes = 5 + 5 + 8 + 1 + 8 + 1;
 // What an entry of a chunk takes at most: two varints of 32 bits, the key, a count, the first interval, and two varints
 // for each other one.
 std::size_t encoded_bytes(const StoredSet& set) noexcept { return 5 + 5 + 8 + 1 + 8 + 9 + 18 * (set.intervals() - 1); }
@@ -58,6 +60,7 @@ bool Journal::older(const Entry& entry, Nanos now, Nanos age) noexcept {
 std::size_t Piece::held() const noexcept {
   // A node of the map: three pointers, a colour, the pair.
   std::size_t sum = entries.size() * (4 * sizeof(void*) + sizeof(decltype(entries)::value_type));
+  sum += resets.size() * (4 * sizeof(void*) + sizeof(decltype(resets)::value_type));
   for (const auto& [subject, set] : entries) sum += set.heap_bytes();
   return sum + sizeof(Piece);
 }
@@ -73,6 +76,14 @@ void History::append(Nanos now, std::span<const std::byte> record, bool keep, co
 
 // False if there is no room for one key more, or the births don't fit into time.
 bool History::put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births) {
+  if (const auto reset = reset_time(subject.key, births.intervals())) {
+    if (keys_ >= limits_.piece_keys) return false;
+    const auto [mark, fresh] = piece.resets.try_emplace(subject, *births.begin());
+    if (fresh) piece.bytes += kMarkBytes;
+    keys_ += fresh ? 1 : 0;
+    if (*reset_time(subject.key, {&mark->second, 1}) < *reset) mark->second = *births.begin();  // the later one holds
+    return true;
+  }
   const auto at = piece.entries.find(subject);
   const bool fresh = at == piece.entries.end();
   if (fresh && keys_ >= limits_.piece_keys) return false;
@@ -111,7 +122,7 @@ Piece& History::add_piece(std::uint64_t from) {
 }
 
 void History::drop_first() {
-  keys_ -= pieces_.front().entries.size();
+  keys_ -= pieces_.front().size();
   pieces_.pop_front();
 }
 
@@ -127,6 +138,17 @@ void History::tidy(const std::function<const Policy*(const Subject&)>& policy_of
     }
     piece.bytes -= encoded_bytes(at->second);
     at = piece.entries.erase(at);
+    --keys_;
+  }
+  for (auto at = piece.resets.begin(); at != piece.resets.end();) {
+    const Policy* const policy = policy_of(at->first);
+    const auto time = reset_time(at->first.key, {&at->second, 1});
+    if (policy == nullptr || *time >= now - IntervalSet::horizon(*policy)) {
+      ++at;
+      continue;
+    }
+    piece.bytes -= kMarkBytes;
+    at = piece.resets.erase(at);
     --keys_;
   }
   if (next_tidied_ == 0 || !piece.continues || (open_ && &piece == &pieces_.back())) return;
@@ -147,7 +169,13 @@ bool History::unite(Piece& piece, Piece& next, const std::function<const Policy*
     return !sum.merge(*policy, entry.second.load());
   };
   if (std::any_of(next.entries.begin(), next.entries.end(), unfit)) return false;
-  keys_ -= next.entries.size();
+  keys_ -= next.size();
+  for (const auto& [subject, mark] : next.resets) {
+    const auto [at, fresh] = piece.resets.try_emplace(subject, mark);
+    if (fresh) piece.bytes += kMarkBytes;
+    keys_ += fresh ? 1 : 0;
+    if (*reset_time(subject.key, {&at->second, 1}) < *reset_time(subject.key, {&mark, 1})) at->second = mark;
+  }
   for (auto& [subject, set] : next.entries) {
     if (StoredSet& sum = piece.entries[subject]; sum.empty()) {
       sum = std::move(set);

@@ -53,6 +53,10 @@ bool Origin::mark(const Range& range) {
   return true;
 }
 
+void Origin::forget_beyond(std::uint64_t last) {
+  std::erase_if(beyond, [&](const Range& range) { return range.last > last; });
+}
+
 void Origin::advance(std::uint64_t seq) {
   upto = std::max(upto, seq);
   while (!beyond.empty() && beyond.front().first <= upto + 1) {

@@ -39,7 +39,8 @@ Replica::Replica(const ReplicaConfig& config)
       self_{config.self, config.incarnation},
       members_(config.members),
       keys_(salt_of(config)),
-      history_(self_, config.history) {
+      history_(self_, config.history),
+      shelf_(config.max_shelved) {
   std::sort(members_.begin(), members_.end());
   for (const NodeId node : config.neighbours) {
     Peer peer;
@@ -50,7 +51,8 @@ Replica::Replica(const ReplicaConfig& config)
   std::sort(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.node < b.node; });
   relays_ = peers_.size() + 1 < members_.size();
   digest_peer_ = static_cast<std::size_t>(config.seed);
-  measure();
+  measure(config.start);
+  grown_at_ = kNever;
   if (peers_.empty()) history_.begin_piece();  // those that come later will want to know
   // Timers of nodes that start together are spread over the interval.
   const auto spread = static_cast<std::int64_t>(config.seed % 1000);
@@ -77,9 +79,12 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   assert(terms.policy.valid());
   const Limiter* const had = limiter(id);
   if (had == nullptr) {
-    limiters_.full() ? void(++stats_.refused) : limiters_.add(id.v, [&](std::uint16_t slot) {
-      return Limiter{id, {slot}, terms};
-    });
+    if (limiters_.full()) {
+      ++stats_.refused;
+      return;
+    }
+    limiters_.add(id.v, [&](std::uint16_t slot) { return Limiter{id, {slot}, terms}; });
+    unshelve(id, now);
     return;
   }
   if (terms.version <= had->terms.version) return;
@@ -104,6 +109,7 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
   }
   exceeded_.erase(id.v);
   limiters_.find(id.v)->terms = terms;
+  unshelve(id, now);
 }
 
 void Replica::push(Nanos now, Effects& effects) {
@@ -120,6 +126,7 @@ void Replica::push(Nanos now, Effects& effects) {
 }
 
 void Replica::drop_limiter(LimiterId id) {
+  shelf_.drop(id);
   const Limiter* const its = limiter(id);
   if (its == nullptr) return;
   exceeded_.erase(id.v);
@@ -137,33 +144,55 @@ void Replica::erase_keys(LimiterSlot limiter) {
   }
 }
 
-bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now) {
+namespace {
+
+// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
+IntervalSet from_time(const IntervalSet& births, Nanos time) noexcept {
+  const auto first =
+      std::find_if(births.begin(), births.end(), [&](const Interval& interval) { return interval.start >= time; });
+  return IntervalSet::from({first, births.end()});
+}
+
+}  // namespace
+
+bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now, bool own) {
   const Limiter* const its = limiter(id);
   const Key name{id.v, key.v};
   if (its == nullptr || time > now + config_.future_bound) return false;
+  if (!own) return take_reset(*its, key, time, now);
   if (!resets_.contains(name) && resets_.size() >= config_.max_resets) return false;
-  Nanos& at = resets_[name];
-  if (time <= at) return true;
-  at = time;
-  shadows_.erase(name);
-  KeyState state = keys_.find(its->slot, key);
-  if (!state) {
-    tell_level(*its, key, now, true);  // the table may know the key from its owner
-    return true;
-  }
-  state.set_published(its->terms.policy, since_reset(name, state.published()));
-  state.set_unsent(its->terms.policy, since_reset(name, state.unsent()));
-  settle(*its, state, now, true);
+  take_reset(*its, key, rounded_for_mark(time), now);
+  resets_due_.push_back(name);
+  flush_at_ = std::min(flush_at_, now);
   return true;
 }
 
-// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
+// One that there is no room to remember counts for what is known now.
+bool Replica::take_reset(const Limiter& limiter, KeyHash key, Nanos time, Nanos now) {
+  const Key name{limiter.id.v, key.v};
+  const bool remembered = resets_.contains(name) || resets_.size() < config_.max_resets;
+  if (remembered) {
+    Nanos& at = resets_[name];
+    if (time <= at) return true;
+    at = time;
+  } else {
+    ++stats_.refused;
+  }
+  shadows_.erase(name);
+  KeyState state = keys_.find(limiter.slot, key);
+  if (!state) {
+    tell_level(limiter, key, now, true);  // the table may know the key from its owner
+    return remembered;
+  }
+  state.set_published(limiter.terms.policy, from_time(state.published(), time));
+  state.set_unsent(limiter.terms.policy, from_time(state.unsent(), time));
+  settle(limiter, state, now, true);
+  return remembered;
+}
+
 IntervalSet Replica::since_reset(const Key& key, const IntervalSet& births) const {
   const auto reset = resets_.empty() ? resets_.end() : resets_.find(key);
-  if (reset == resets_.end()) return births;
-  const auto first = std::find_if(births.begin(), births.end(),
-                                  [&](const Interval& interval) { return interval.start >= reset->second; });
-  return IntervalSet::from({first, births.end()});
+  return reset == resets_.end() ? births : from_time(births, reset->second);
 }
 
 void Replica::step(const Event& event, Nanos now, Effects& effects) {
@@ -184,7 +213,7 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
 }
 
 Nanos Replica::wake() const noexcept {
-  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_});
+  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_, grown_at_});
   if (copy_) next = std::min(next, copy_->deadline);
   if (to_place() != 0 || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
@@ -193,16 +222,17 @@ Nanos Replica::wake() const noexcept {
 }
 
 bool Replica::quiet() const noexcept {
-  const bool complete = std::all_of(origins_.begin(), origins_.end(),
-                                    [](const Origin& origin) { return origin.complete() || origin.given_up; });
+  const bool complete = std::all_of(origins_.begin(), origins_.end(), [](const Origin& origin) {
+    return origin.complete() || origin.given_up || origin.held_off;
+  });
   return due_.empty() && !copy_ && claims_.empty() && complete;
 }
 
 Held Replica::held() const {
   Held held;
   held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + claims_.capacity() * sizeof(Claim) +
-               tentative_.capacity() * sizeof(Tentative);
+               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() +
+               claims_.capacity() * sizeof(Claim) + tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
@@ -214,7 +244,8 @@ Held Replica::held() const {
       }
     }
   }
-  held.state += resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
+  held.state +=
+      resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
                limiters_.held() + origins_.held();
   return held;
@@ -453,6 +484,15 @@ void Replica::push_if_due(const Limiter& limiter, KeyState state, Nanos now) {
   make_due(state, now + Nanos{std::min(wait, config_.coalesce_most.v)});
 }
 
+// A segment a step, that no step is long.
+void Replica::push_grown(Nanos now) {
+  keys_.sweep(grown_next_, [&](const KeyState& state) {
+    push_if_due(limiter_of(state), state, now);
+    return true;
+  });
+  if (++grown_next_ == Keys::kSegments) grown_at_ = kNever;
+}
+
 void Replica::make_due(KeyState state, Nanos at) {
   flush_at_ = std::min(flush_at_, at);
   if (state.due()) return;
@@ -465,6 +505,10 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
   FrameWriter frame(self_.incarnation);
   const auto due = std::exchange(due_, {});
   flush_at_ = kNever;
+  for (const Key& key : std::exchange(resets_due_, {})) {
+    emit_reset(key, now, frame);
+    if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
+  }
   for (const auto& [id, hash] : due) {
     KeyState state = find({id}, {hash});
     if (!state) continue;
@@ -487,14 +531,25 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
 
 // Numbers the unsent births of a key as one record, which is published from now on.
 void Replica::emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame) {
-  const IntervalSet births = state.unsent();
-  const Subject subject{limiter.id, limiter.terms.version, state.key()};
+  number(limiter, state.key(), state.unsent(), now, frame);
+  state.publish_unsent(limiter.terms.policy, now);
+}
+
+void Replica::emit_reset(const Key& key, Nanos now, FrameWriter& frame) {
+  const Limiter* const its = limiter({key.first});
+  const auto reset = resets_.find(key);
+  if (its == nullptr || reset == resets_.end()) return;
+  const Interval mark = reset_mark({key.second}, reset->second);
+  number(*its, {key.second}, IntervalSet::from({&mark, 1}), now, frame);
+}
+
+void Replica::number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame) {
+  const Subject subject{limiter.id, limiter.terms.version, key};
   const std::uint64_t seq = history_.next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
   const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
   history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
-  state.publish_unsent(limiter.terms.policy, now);
   ++stats_.records_sent;
   news(now);
 }
@@ -593,7 +648,9 @@ void Replica::trim_others(Nanos now) {
     if (past) continue;
     const RecordName name = record_name(others_.front().bytes, self_);
     const Origin* const origin = origins_.find(name.origin);
-    if (origin != nullptr && name.seq > origin->stable) return;
+    const Peer* const peer = find(name.origin.node);
+    const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
+    if (origin != nullptr && (awaited || name.seq > origin->stable)) return;
   }
 }
 
@@ -624,7 +681,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
   // Births of its last run are true, but what that run asked for or said of itself has no meaning for this one.
   const bool current = frame.incarnation == peer.incarnation;
   std::array<bool, std::variant_size_v<Item>> answered{};
-  if (relays_) relayed_.emplace(self_.incarnation);
+  if (relays_ || !peer.passes.empty()) relayed_.emplace(self_.incarnation);
   for (const Item& item : frame.items) {
     const bool births = std::holds_alternative<RecordItem>(item) || std::holds_alternative<ChunkItem>(item);
     if (!births && !current) continue;
@@ -655,6 +712,11 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
       acknowledged(peer, ack->id, now, effects);
     } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
       done(peer, finished->id, now);
+    } else if (const auto* const spared = std::get_if<SparedItem>(&item)) {
+      apply(peer, *spared);
+    } else if (const auto* const unheard = std::get_if<UnheardItem>(&item)) {
+      peer.unheard = unheard->nodes;
+      peer.unheard_at = now;
     }
   }
   if (parks && parked_bytes_ + bytes.size() <= config_.max_parked) {
@@ -665,37 +727,35 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
   if (relayed_ && !relayed_->empty()) {
     const std::uint32_t index = effects.add_frame(relayed_->take());
     for (const Peer& other : peers_) {
-      if (other.live && other.node != peer.node) effects.sends.push_back({other.node, index, Traffic::data});
+      const bool passed = relays_ || std::find(peer.passes.begin(), peer.passes.end(), other.node) != peer.passes.end();
+      if (passed && other.live && other.node != peer.node) effects.sends.push_back({other.node, index, Traffic::data});
     }
   }
   relayed_.reset();
 }
 
-// Whether a record is one that this node counts, if it wasn't seen before.
-bool Replica::acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
-  const Limiter* const its = limiter(item.subject.limiter);
-  if (its == nullptr || item.subject.version > its->terms.version) {
-    ++stats_.refused;
-    return false;
+// Whether births are refused for now: they lie in the future, or their node's clock isn't to be trusted. They are not
+// noted as seen, and tried again.
+bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) {
+  // Who only passes it on is not to blame.
+  const bool own = origin.id.node == peer.node;
+  const bool early = last_birth > now + config_.future_bound;
+  if (early && own) {
+    if (!std::exchange(peer.quarantined, true)) peer.quarantined_at = now;
   }
-  const auto births = frame.set(item.set);
-  if (births.back().start > now + config_.future_bound) {
-    // Who only passes it on is not to blame.
-    if (item.origin.node == peer.node) peer.quarantined = true;
-    ++stats_.refused;
-    return false;
-  }
-  if (peer.quarantined && item.origin.node == peer.node) {
-    ++stats_.refused;
-    return false;
-  }
-  if (!its->takes(item.subject, births)) {
-    ++stats_.malformed;
-    return false;
+  if (!early && !(own && peer.quarantined)) return false;
+  ++stats_.refused;
+  if (!origin.held_off) {
+    origin.held_off = true;
+    origin.attempts = 0;
+    origin.repair_at = kNever;
+    try_again(origin, now);
   }
   return true;
 }
 
+// Notes a record as seen unless it is refused for now: also one that can't be counted, for then nobody could fill its
+// place, and it would be asked for for ever.
 void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   if (item.origin == self_) return;
   Origin* origin = origins_.find(item.origin);
@@ -710,20 +770,43 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
     ++stats_.duplicates;
     return;
   }
-  if (!acceptable(peer, frame, item, now)) return;
+  const auto births = frame.set(item.set);
+  if (is_early(peer, *origin, reset_time(item.subject.key, births).value_or(births.back().start), now)) return;
+  const std::uint64_t upto = origin->upto;
   if (!origin->mark(item.seq)) return;
+  if (origin->upto != upto) origin->held_off = false;
+  // Of an origin that can't be reached others may not have it yet, and hear of it by digests only.
+  const Peer* const itself = find(item.origin.node);
+  const bool reached = itself != nullptr && itself->live && itself->incarnation == item.origin.incarnation;
+  if (!reached) lost_news_ = now;
+  if (origin->dead_since != kNever) origin->dead_since = now;
   note(*origin, item.seq, peer.node, now, {0});
 
-  const Limiter& its = *limiter(item.subject.limiter);
-  const auto births = frame.set(item.set);
-  keep_for_others(item, births, now);
+  keep_for_others(peer, item, births, now);
   const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
   if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
-  Subject subject = item.subject;
-  subject.limiter = its.id;
-  put_back(subject, births, now, true);
+  take_in(item.subject, births, now, true);
   ++stats_.records_applied;
   news(now);
+}
+
+// Births of others that were noted as seen: they are counted, or wait on the shelf for their limiter, or can never be
+// counted.
+void Replica::take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+  const Limiter* const its = limiter(subject.limiter);
+  if (its == nullptr || subject.version > its->terms.version) {
+    shelf_.put(subject, births);
+    ++stats_.shelved;
+  } else if (its->takes(subject, births)) {
+    put_back(subject, births, now, news);
+  } else {
+    ++stats_.malformed;
+  }
+}
+
+void Replica::unshelve(LimiterId id, Nanos now) {
+  shelf_.take(id, limiter(id)->terms.version,
+              [&](const Subject& subject, std::span<const Interval> births) { take_in(subject, births, now, false); });
 }
 
 // Merges births of others (or, after a copy, own ones) into what is published. False if they don't count; else `state`
@@ -752,6 +835,10 @@ bool Replica::merge(const Subject& subject, std::span<const Interval> births, Na
 }
 
 void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+  if (const auto reset = reset_time(subject.key, births)) {
+    if (const Limiter* const its = limiter(subject.limiter)) take_reset(*its, subject.key, *reset, now);
+    return;
+  }
   KeyState state;
   IntervalSet set;
   if (!merge(subject, births, now, state, set)) return;
@@ -765,14 +852,15 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
   push_if_due(its, state, now);
 }
 
-void Replica::keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now) {
+void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now) {
   FrameWriter writer(0);
   const std::size_t before = writer.size();
   writer.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, writer.since(before));
   trim_others(now);
   // What doesn't fit will be asked for.
-  if (relayed_ && relayed_->size() + writer.size() <= kFrameMax) relayed_->raw(writer.since(before));
+  if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + writer.size() <= kFrameMax)
+    relayed_->raw(writer.since(before));
 }
 
 // Sending.

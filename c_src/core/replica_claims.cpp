@@ -56,7 +56,7 @@ Tokens Replica::claimed_by_others(LimiterId limiter, KeyHash key) const noexcept
 
 void Replica::apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects) {
   const Limiter* const its = limiter(item.subject.limiter);
-  if (its == nullptr || item.hits > its->terms.policy.capacity) {
+  if (its == nullptr || item.hits > its->terms.policy.capacity || item.time > now + config_.future_bound) {
     ++stats_.refused;
     return;
   }

@@ -239,16 +239,24 @@ void Replica::give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& f
     count = 0;
     ++head.part;
   };
+  const auto put = [&](const Subject& subject, std::span<const Interval> births) {
+    if (count == kPartEntries) finish_part(false);
+    entries.entry(subject, births);
+    ++count;
+  };
+  for (const auto& [key, time] : resets_) {
+    const Subject subject{{key.first}, limiter({key.first})->terms.version, {key.second}};
+    const Interval mark = reset_mark(subject.key, time);
+    if (Keys::segment_of(subject.key) == head.segment) put(subject, {&mark, 1});
+  }
   keys_.for_each(head.segment, [&](const KeyState& state) {
     if (!state.has_published()) return;
     const Limiter& its = limiter_of(state);
     IntervalSet set = state.published();
     set.compact(its.terms.policy, now);
-    if (set.empty()) return;
-    if (count == kPartEntries) finish_part(false);
-    entries.entry({its.id, its.terms.version, state.key()}, set.intervals());
-    ++count;
+    if (!set.empty()) put({its.id, its.terms.version, state.key()}, set.intervals());
   });
+  shelf_.for_each(head.segment, put);
   finish_part(true);
 }
 
@@ -257,8 +265,13 @@ void Replica::give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& f
 void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects) {
   const std::uint64_t bit = std::uint64_t{1} << item.segment;
   if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
+  if (!plausible(item)) {
+    ++stats_.malformed;
+    return;
+  }
   const auto ahead = [&](const EntryItem& entry) {
-    return frame.set(entry.set).back().start > now + config_.future_bound;
+    const auto births = frame.set(entry.set);
+    return reset_time(entry.subject.key, births).value_or(births.back().start) > now + config_.future_bound;
   };
   if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
     // Taken, they would be no better than records from there; and who copies from this node would have them too.
@@ -313,7 +326,10 @@ void Replica::came(CopyPart&& part, Nanos now) {
   std::size_t keys = 0;
   for (const CopyPart& each : parts) keys += each.item.entries.size();
   copy.largest = std::max(copy.largest, keys);
-  copy.floors[item.segment] = {parts.front().item.vector, parts.front().item.beyond};
+  Floor& floor = copy.floors[item.segment] = {parts.front().item.vector, parts.front().item.beyond};
+  // Taken for true it would cover the records of a run that goes on.
+  std::erase_if(floor.upto,
+                [&](const VectorEntry& entry) { return entry.upto == kForgotten && !may_be_over(entry.origin, now); });
 }
 
 // Putting in place.
@@ -347,15 +363,23 @@ void Replica::place_segment(std::uint8_t segment, Nanos now) {
     state.set_published(policy, {});
     return true;
   });
+  shelf_.clear(segment);
   KeyState state;
   IntervalSet counted;
   for (const CopyPart& part : parts) {
     copy_->keys -= part.item.entries.size();
     for (const EntryItem& entry : part.item.entries) {
+      const auto births = part.set(entry.set);
       const Limiter* const its = limiter(entry.subject.limiter);
-      const bool fits = its != nullptr && Keys::segment_of(entry.subject.key) == segment &&
-                        its->takes(entry.subject, part.set(entry.set));
-      fits ? void(merge(entry.subject, part.set(entry.set), now, state, counted)) : void(++stats_.malformed);
+      const bool counts = its != nullptr && entry.subject.version <= its->terms.version &&
+                          its->takes(entry.subject, births) && !reset_time(entry.subject.key, births);
+      if (Keys::segment_of(entry.subject.key) != segment) {
+        ++stats_.malformed;
+      } else if (counts) {
+        merge(entry.subject, births, now, state, counted);
+      } else {
+        take_in(entry.subject, births, now, false);
+      }
     }
   }
   add_own_births(copy_->true_for[segment], segment, now);
@@ -601,7 +625,7 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
     origin.beyond.clear();
   }
   for (const VectorEntry& entry : floor.upto) {
-    if (entry.upto != kForgotten) continue;
+    if (entry.upto != kForgotten || !may_be_over(entry.origin, now)) continue;
     auto& last = collected_[entry.origin.node.v];
     last = std::max(last, entry.origin.incarnation);
     origins_.forget(entry.origin);

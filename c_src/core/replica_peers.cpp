@@ -13,8 +13,14 @@ constexpr Nanos kKeepDead{60'000'000'000};
 constexpr std::size_t kRunsMax = 16;
 // Nodes of which forgotten runs are refused, though they are no members any more: they may be registered again.
 constexpr std::size_t kCollectedMax = std::size_t{1} << 16;
+// As long as one that ends with the next heartbeat: what was told belongs to the time before the clock was set.
+constexpr Nanos kShortQuarantine{5'000'000'000};
 // A longer round trip is none: the peer's clock was set, or it says what isn't so.
 constexpr Nanos kTripMax{60'000'000'000};
+// An offset that changes by more at once is taken as it is, not smoothed.
+constexpr Nanos kJump{1'000'000'000};
+// Incarnations are the milliseconds of a run's start, or one more than the last.
+constexpr std::uint64_t kDayMs = 86'400'000;
 
 }  // namespace
 
@@ -98,6 +104,8 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
     peer.acked = 0;
     peer.owed = 0;
     peer.given = 0;
+    peer.spared = 0;
+    peer.unheard.clear();
     peer.behind = false;
     peer.quarantined = false;
     peer.timed = false;
@@ -110,12 +118,14 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
 void Replica::tick(Nanos now, Effects& effects) {
   if (now >= heartbeat_at_) {
     check_life(now);
+    find_passes(now);
     heartbeats(now, effects);
     forget_history();
     collect(now);
     tell_estimates(now);
   }
   if (now >= sweep_at_) sweep(now);
+  if (now >= grown_at_) push_grown(now);
   for (; !aging_.empty() && aging_.top().first <= now; aging_.pop()) {
     const auto [id, hash] = aging_.top().second;
     const KeyState state = find({id}, {hash});
@@ -138,6 +148,10 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
   heartbeat_at_ = heartbeat_at_ + Nanos{(missed + 1) * config_.heartbeat_interval.v};
   const bool lost_someone = lost_lately(now);
   const DigestItem mine = lost_someone ? digest(now) : DigestItem{};
+  UnheardItem unheard;
+  for (const Peer& peer : peers_) {
+    if (!peer.live && unheard.nodes.size() < kVectorMax) unheard.nodes.push_back(peer.node);
+  }
   for (const Peer& peer : peers_) {
     HeartbeatItem beat;
     beat.sent = now;
@@ -152,16 +166,27 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
     frame.put(beat);
     if (lost_someone) frame.put(mine);
     send_to(peer.node, frame, Traffic::heartbeat, effects);
+    // In a frame of their own: nodes of before these items refuse the whole frame.
+    if (theirs != nullptr && theirs->held_off) frame.put(SparedItem{peer.incarnation, theirs->known});
+    if (!unheard.nodes.empty()) frame.put(unheard);
+    send_to(peer.node, frame, Traffic::heartbeat, effects);
   }
 }
 
+void Replica::apply(Peer& peer, const SparedItem& item) noexcept {
+  if (item.receiver_incarnation == self_.incarnation) peer.spared = std::min(item.upto, history_.head());
+}
+
 void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
-  if (item.sent < peer.echo) return;  // an older one that was overtaken
+  // An older one that was overtaken. One that is much older, or comes much later, was not: its node's clock was set, or
+  // what it said before isn't so.
+  const bool close = peer.echo - item.sent <= config_.peer_timeout && now - peer.echo_at <= config_.peer_timeout;
+  if (item.sent < peer.echo && close) return;
   peer.echo = item.sent;
   peer.echo_at = now;
   if (item.receiver_incarnation == self_.incarnation) {
-    peer.acked = item.ack;
-    if (peer.live && peer.behind && peer.acked >= peer.caught) peer.behind = false;
+    peer.acked = std::min(item.ack, history_.head());
+    if (peer.live && peer.behind && peer.served() >= peer.caught) peer.behind = false;
     const Nanos away = now - item.echo;
     if (item.echo.v != 0 && item.held <= away && away - item.held <= kTripMax) {
       // Four time stamps, as in NTP (RFC 5905): the round trip less the time it was held, the offset if both ways took
@@ -169,27 +194,77 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
       const Nanos trip = now - item.echo - item.held;
       const Nanos offset{(item.sent - now).v + trip.v / 2};
       const auto smooth = [&](Nanos& mean, Nanos value) {
-        mean = peer.timed ? Nanos{mean.v + (value - mean).v / 8} : value;
+        const std::int64_t change = (value - mean).v;
+        const bool jumps = change > kJump.v || change < -kJump.v;  // a clock was set: what was before counts no more
+        mean = peer.timed && !jumps ? Nanos{mean.v + change / 8} : value;
       };
       smooth(peer.round_trip, trip);
       smooth(peer.offset, offset);
       peer.timed = true;
-      measure();
-      if (peer.quarantined && peer.offset < config_.future_bound) peer.quarantined = false;
+      measure(now);
+      if (peer.quarantined && peer.offset < config_.future_bound) end_quarantine(peer, now);
     }
   }
   if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
     const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
     // What others told of it beyond its own word does not exist.
+    origin->forget_beyond(item.head + kNumbersAhead);
+    origin->head = item.head;
     const std::uint64_t seen = origin->beyond.empty() ? origin->upto : origin->beyond.back().last;
     origin->known = std::min(origin->known, std::max(seen, item.head));
     note(*origin, item.head, peer.node, now, patience);
-    origin->stable = std::max(origin->stable, item.stable);
+    origin->stable = item.stable;
     trim_others(now);
   }
 }
 
-void Replica::measure() noexcept {
+// Of a node that hears all again nothing comes any more.
+bool Replica::doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept {
+  return now - peer.unheard_at <= config_.peer_timeout &&
+         std::find(peer.unheard.begin(), peer.unheard.end(), node) != peer.unheard.end();
+}
+
+// Whether this node passes records of one on to the other: the link between them is cut, and this node is the first of
+// those that hear both and that both hear, as far as it knows. (Two that think so send a record twice, which is
+// refused; if none does, digests show it.)
+bool Replica::passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept {
+  const auto apart = [&](const Peer& one, const Peer& other) {
+    return doesnt_hear(one, other.node, now) || doesnt_hear(other, one.node, now);
+  };
+  if (!to.live || !from.live || from.node == to.node || !apart(from, to)) return false;
+  if (doesnt_hear(from, self_.node, now) || doesnt_hear(to, self_.node, now)) return false;
+  return std::none_of(peers_.begin(), peers_.end(), [&](const Peer& other) {
+    return other.node < self_.node && other.live && other.node != from.node && other.node != to.node &&
+           !apart(other, from) && !apart(other, to);
+  });
+}
+
+void Replica::find_passes(Nanos now) {
+  if (std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+        return peer.passes.empty() && (peer.unheard.empty() || now - peer.unheard_at > config_.peer_timeout);
+      })) {
+    return;
+  }
+  for (Peer& from : peers_) {
+    from.passes.clear();
+    for (const Peer& to : peers_) {
+      if (passes_on(from, to, now)) from.passes.push_back(to.node);
+    }
+  }
+}
+
+void Replica::end_quarantine(Peer& peer, Nanos now) {
+  peer.quarantined = false;
+  Origin* const origin = origins_.find({peer.node, peer.incarnation});
+  // A peer whose clock is right again still has records of the future: those that are tried don't make the next try
+  // come sooner.
+  if (origin == nullptr || !origin->held_off || now - peer.quarantined_at < kShortQuarantine) return;
+  origin->attempts = 0;
+  origin->repair_at = now;
+  repair_at_ = std::min(repair_at_, now);
+}
+
+void Replica::measure(Nanos now) noexcept {
   std::int64_t sum = 0;
   std::int64_t timed = 0;
   std::size_t away = 0;
@@ -200,7 +275,11 @@ void Replica::measure() noexcept {
     ++timed;
   }
   delay_ = {timed == 0 ? 0 : sum / timed};
-  live_ = std::max<std::size_t>(1, members_.size() - away);
+  const std::size_t live = std::max<std::size_t>(1, members_.size() - away);
+  if (live > std::exchange(live_, live)) {
+    grown_at_ = now;
+    grown_next_ = 0;
+  }
 }
 
 void Replica::check_life(Nanos now) {
@@ -217,7 +296,7 @@ void Replica::check_life(Nanos now) {
 
 void Replica::went_away(Peer& peer, Nanos now) {
   ++stats_.absences;
-  history_.pin(peer.acked);
+  history_.pin(peer.served());
   history_.begin_piece();
   peer.live = false;
   peer.behind = true;
@@ -226,7 +305,7 @@ void Replica::went_away(Peer& peer, Nanos now) {
   for (Origin& origin : origins_) {
     if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
   }
-  measure();
+  measure(now);
   for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
   news(now, true);
 }
@@ -238,7 +317,7 @@ void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
   peer.caught = history_.head();
   const bool others_away = std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.live; });
   others_away ? history_.begin_piece() : history_.end_piece();
-  measure();
+  measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   send_vector(peer, true, effects);
   news(now, true);
@@ -258,7 +337,7 @@ void Replica::add_member(NodeId node, Nanos now) {
   peers_.insert(std::lower_bound(peers_.begin(), peers_.end(), node,
                                  [](const Peer& has, NodeId wanted) { return has.node < wanted; }),
                 peer);
-  measure();
+  measure(now);
   heartbeat_at_ = std::min(heartbeat_at_, now);
 }
 
@@ -271,7 +350,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   }
   for (Claim& claim : claims_) std::erase(claim.waiting, node);
   std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
-  measure();
+  measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   forget_history();
   news(now, true);  // its last records may have reached only some
@@ -281,7 +360,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
 std::uint64_t Replica::stable() const noexcept {
   std::uint64_t least = history_.head();
   for (const Peer& peer : peers_) {
-    if (peer.live) least = std::min(least, peer.acked);
+    if (peer.live) least = std::min(least, peer.served());
   }
   return least;
 }
@@ -293,11 +372,31 @@ void Replica::forget_history() {
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {
-    if (peer.behind) away = std::min(away, peer.acked);
+    if (peer.behind) away = std::min(away, peer.served());
     any_away = any_away || !peer.live;
   }
   if (!any_away) history_.end_piece();
   history_.forget(stable(), away);
+}
+
+// Whether a run can be over, as a copy says. A run that is heard, or one of tomorrow, is not.
+bool Replica::may_be_over(const OriginId& id, Nanos now) const noexcept {
+  if (id.node == self_.node) return id.incarnation < self_.incarnation;
+  const Peer* const peer = find(id.node);
+  if (peer != nullptr && peer->live && peer->incarnation != 0) return id.incarnation < peer->incarnation;
+  return id.incarnation <= static_cast<std::uint64_t>(now.v) / 1'000'000 + kDayMs;
+}
+
+// Whether a copy speaks of no more records than those who are heard say that they have made.
+bool Replica::plausible(const CopyItem& item) const noexcept {
+  return std::all_of(item.vector.begin(), item.vector.end(), [&](const VectorEntry& entry) {
+    const Peer* const peer = find(entry.origin.node);
+    const Origin* const origin = const_cast<Origins&>(origins_).find(entry.origin);
+    const bool heard = peer != nullptr && peer->live && peer->incarnation == entry.origin.incarnation &&
+                       origin != nullptr && origin->head != 0;
+    if (entry.upto == kForgotten || !heard) return true;
+    return entry.upto <= origin->head + kNumbersAhead;
+  });
 }
 
 void Replica::forget_run(const OriginId id) {

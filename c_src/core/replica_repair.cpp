@@ -20,6 +20,11 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 constexpr std::uint32_t kAskMost = 16;
 // Bytes of chunks that one question is answered with, at most one chunk more: the rest is asked for when these came.
 constexpr std::size_t kSupplyMost = 2'000'000;
+// After so many questions to a live origin every other one goes to another node.
+constexpr std::uint32_t kInVain = 4;
+// What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
+constexpr Nanos kTryAgain{1'000'000'000};
+constexpr std::uint32_t kTryDoublings = 8;
 
 }  // namespace
 
@@ -32,29 +37,40 @@ void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, N
   if (origin.complete()) {
     origin.repair_at = kNever;
     origin.attempts = 0;
+    origin.held_off = false;
     return;
   }
   origin.given_up = false;
+  if (origin.held_off) return try_again(origin, now);
   const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
   origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
 
+// The next try of what was refused, unless one is due already.
+void Replica::try_again(Origin& origin, Nanos now) noexcept {
+  if (origin.repair_at == kNever) {
+    origin.repair_at = now + Nanos{kTryAgain.v << std::min(origin.attempts, kTryDoublings)};
+  }
+  repair_at_ = std::min(repair_at_, origin.repair_at);
+}
+
 // The origin itself, if it can be reached. One that was just lost from sight may come back with all it has; after that
-// who told of the records, then everyone in turn.
+// who told of the records, then everyone in turn. So also if the origin was asked in vain: perhaps it hears nothing.
 Replica::Peer* Replica::whom_to_ask(const Origin& origin, Nanos now) {
   Peer* const itself = find(origin.id.node);
   if (itself != nullptr && itself->incarnation == origin.id.incarnation) {
-    if (itself->live) return itself;
-    if (now - itself->away_since < config_.peer_timeout) return nullptr;
+    const bool in_vain = origin.attempts >= kInVain && origin.attempts % 2 != 0;
+    if (itself->live && !in_vain && !doesnt_hear(*itself, self_.node, now)) return itself;
+    if (!itself->live && now - itself->away_since < config_.peer_timeout) return nullptr;
   }
   Peer* const via = find(origin.via);
-  if (via != nullptr && via->live && origin.attempts < 3) return via;
+  if (via != nullptr && via != itself && via->live && origin.attempts < 3) return via;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[(i + origin.attempts) % peers_.size()];
-    if (peer.live) return &peer;
+    Peer& peer = peers_[(i + origin.attempts / (itself != nullptr && itself->live ? 2 : 1)) % peers_.size()];
+    if (peer.live && !peer.quarantined && &peer != itself) return &peer;
   }
-  return nullptr;
+  return itself != nullptr && itself->live ? itself : nullptr;
 }
 
 void Replica::repair(Nanos now, Effects& effects) {
@@ -72,11 +88,18 @@ void Replica::repair(Nanos now, Effects& effects) {
       const Peer* const peer = copy_ ? nullptr : whom_to_ask(origin, now);
       if (peer != nullptr) {
         FrameWriter frame(self_.incarnation);
-        frame.put(NackItem{origin.id, origin.missing()});
+        std::vector<Range> missing = origin.missing();
+        if (origin.held_off) missing = {{missing.front().first, missing.front().first}};
+        frame.put(NackItem{origin.id, std::move(missing)});
         send_to(peer->node, frame, Traffic::repair, effects);
         ++stats_.nacks;
       }
       ++origin.attempts;
+      if (origin.held_off) {
+        origin.repair_at = kNever;
+        try_again(origin, now);
+        continue;
+      }
       const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts, 5u);
       origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
     }
@@ -134,7 +157,8 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
       const bool single = next != records.end() && next->first == at + 1;
       if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
         FrameWriter chunk(self_.incarnation);
-        chunk.chunk(piece->from, piece->to, piece->entries.size());
+        chunk.chunk(piece->from, piece->to, piece->size());
+        for (const auto& [subject, mark] : piece->resets) chunk.entry(subject, {&mark, 1});
         for (const auto& [subject, set] : piece->entries) chunk.entry(subject, set.load().intervals());
         if (chunk.size() <= kFrameMax) {
           // What leads up to the chunk goes first: else it would be refused.
@@ -160,6 +184,7 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
 void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
   Origin* const origin = origins_.find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
+  if (origin->held_off && peer.quarantined) return;  // its state is of the same clock
   note(*origin, item.upto, peer.node, now, {0});
   start_copy(peer.node, *origin, now, effects);
 }
@@ -197,7 +222,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
   bool supplied = false;
   for (const VectorEntry& entry : item.entries) {
     if (entry.origin == self_) {
-      peer.acked = entry.upto;
+      peer.acked = std::min(entry.upto, history_.head());
       if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
       const Range lacks{entry.upto + 1, peer.caught};
@@ -251,15 +276,18 @@ DigestItem Replica::digest(Nanos now) const {
   return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
 }
 
-// Whether a run ended or a peer went away lately. Of a living origin's records everyone learns from its heartbeats; the
-// last ones of a lost origin may have reached only some, so that all heartbeats carry a digest for a while.
+// Whether a run ended, a peer went away, or a record of such a one came, lately. Of a living origin's records everyone
+// learns from its heartbeats; the last ones of a lost origin may have reached only some, so that all heartbeats carry a
+// digest for a while.
 bool Replica::lost_lately(Nanos now) const noexcept {
+  if (now - lost_news_ < kDeadInDigests) return true;
   return std::any_of(origins_.begin(), origins_.end(),
                      [&](const Origin& origin) {
                        return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;
                      }) ||
-         std::any_of(peers_.begin(), peers_.end(),
-                     [&](const Peer& peer) { return !peer.live && now - peer.away_since < kDeadInDigests; });
+         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+           return !peer.passes.empty() || (!peer.live && now - peer.away_since < kDeadInDigests);
+         });
 }
 
 void Replica::news(Nanos now, bool of_members) noexcept {
@@ -300,6 +328,10 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     ++stats_.duplicates;
     return;
   }
+  if (item.to > origin.head && item.to - origin.head > kNumbersAhead) {
+    ++stats_.malformed;  // it said itself that there are not so many
+    return;
+  }
   if (origin.upto < item.from) {
     note(origin, item.to, peer.node, now, {0});
     return;
@@ -313,31 +345,18 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     start_copy(peer.node, origin, now, effects);
     return;
   }
-  const auto ahead = [&](const EntryItem& entry) {
-    return frame.set(entry.set).back().start > now + config_.future_bound;
-  };
-  if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
-    peer.quarantined = true;
-    ++stats_.refused;
-    return;
-  }
-  const auto unknown = [&](const EntryItem& entry) { return limiter(entry.subject.limiter) == nullptr; };
-  if (std::any_of(item.entries.begin(), item.entries.end(), unknown)) {
-    ++stats_.refused;  // as its records would be, until the limiter is there
-    note(origin, item.to, peer.node, now, {0});
-    return;
-  }
+  Nanos last;
   for (const EntryItem& entry : item.entries) {
-    const Limiter* const its = limiter(entry.subject.limiter);
     const auto births = frame.set(entry.set);
-    if (!its->takes(entry.subject, births)) {
-      ++stats_.malformed;
-      continue;
-    }
+    last = std::max(last, reset_time(entry.subject.key, births).value_or(births.back().start));
+  }
+  if (is_early(peer, origin, last, now)) return;
+  for (const EntryItem& entry : item.entries) {
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
     if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
-    put_back(entry.subject, births, now, false);
+    take_in(entry.subject, frame.set(entry.set), now, false);
   }
+  origin.held_off = false;
   origin.advance(item.to);
   note(origin, item.to, peer.node, now, {0});
   if (!origin.complete()) {

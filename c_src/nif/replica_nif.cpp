@@ -496,16 +496,16 @@ ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM a
   return atoms.ok;
 }
 
-// replica_reset(Replica, Limiter, Key, Time, Now) -> true | false
+// replica_reset(Replica, Limiter, Key, Time, Now, Own) -> true | false
 ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId limiter;
   KeyHash key;
   Nanos time, now;
   if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], time) ||
-      !get_now(env, argv[4], now))
+      !get_now(env, argv[4], now) || (argv[5] != atoms.true_ && argv[5] != atoms.false_))
     return enif_make_badarg(env);
   return between_tables(env, machine, now, [&](Replica& replica, Nanos at) {
-    return replica.reset(limiter, key, time, at) ? atoms.true_ : atoms.false_;
+    return replica.reset(limiter, key, time, at, argv[5] == atoms.true_) ? atoms.true_ : atoms.false_;
   });
 }
 
@@ -588,21 +588,30 @@ ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
 
 // In the order of ReplicaStats, then what History dropped; weir_machine.erl names them.
 ERL_NIF_TERM stats(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const ReplicaStats& seen = machine.replica.stats();
-  const std::array<std::uint64_t, 15> counts = {seen.records_sent, seen.records_applied,
-                                                seen.duplicates,   seen.nacks,
-                                                seen.repaired,     seen.chunks_applied,
-                                                seen.copies,       seen.lost_own_records,
-                                                seen.malformed,    seen.refused,
-                                                seen.evicted_keys, seen.forgotten_births,
-                                                seen.absences,     seen.copies_abandoned,
+  const ReplicaStats seen = machine.replica.stats();
+  const std::array<std::uint64_t, 17> counts = {seen.records_sent,
+                                                seen.records_applied,
+                                                seen.duplicates,
+                                                seen.nacks,
+                                                seen.repaired,
+                                                seen.chunks_applied,
+                                                seen.copies,
+                                                seen.lost_own_records,
+                                                seen.malformed,
+                                                seen.refused,
+                                                seen.evicted_keys,
+                                                seen.forgotten_births,
+                                                seen.absences,
+                                                seen.copies_abandoned,
+                                                seen.shelved,
+                                                seen.lost_shelved,
                                                 machine.replica.dropped()};
   std::array<ERL_NIF_TERM, counts.size()> made;
   std::transform(counts.begin(), counts.end(), made.begin(),
                  [env](std::uint64_t count) { return enif_make_uint64(env, count); });
   return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
 }
-static_assert(sizeof(ReplicaStats) == 14 * sizeof(std::uint64_t),
+static_assert(sizeof(ReplicaStats) == 16 * sizeof(std::uint64_t),
               "a counter more: name it here and in weir_machine.erl");
 
 // replica_held(Replica) -> {State, Fixed}. Linear in what is kept for peers that are away.
@@ -713,7 +722,7 @@ const std::array<ErlNifFunc, 21> replica_functions = {{
     {"replica_most_exceeded", 2, guarded<with_machine<most_exceeded>>, 0},
     {"replica_push", 2, guarded<with_machine<push>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_drop_limiter", 2, guarded<with_machine<drop_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
-    {"replica_reset", 5, guarded<with_machine<reset>>, 0},
+    {"replica_reset", 6, guarded<with_machine<reset>>, 0},
     {"replica_attach", 2, guarded<with_machine<attach>>, 0},
     {"replica_attached", 0, guarded<attached>, 0},
     {"replica_births", 0, guarded<births>, 0},

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -54,6 +55,13 @@ struct Subject {
   friend constexpr bool operator==(const Subject&, const Subject&) = default;
 };
 
+// A reset is a record too, of one birth that lies decades back: those who don't know resets number it and pass it on,
+// and count nothing. Its start holds the time of the reset in microseconds, rounded up, and eight bits that tell it
+// from a birth of a node whose clock is that wrong.
+Nanos rounded_for_mark(Nanos time) noexcept;
+Interval reset_mark(KeyHash key, Nanos time) noexcept;  // REQUIRES: 0 <= time < 2^61
+std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept;
+
 // The intervals of a decoded set lie one after the other in Frame::intervals.
 struct Slice {
   std::uint32_t first = 0;
@@ -76,6 +84,15 @@ struct HeartbeatItem {
   std::uint64_t stable = 0;  // <= head
   std::uint64_t receiver_incarnation = 0;
   std::uint64_t ack = 0;
+};
+// With the heartbeats of a node that doesn't hear all members: those that it doesn't.
+struct UnheardItem {
+  std::vector<NodeId> nodes;
+};
+// "I refuse your records up to that one for now: you needn't keep them for my sake."
+struct SparedItem {
+  std::uint64_t receiver_incarnation = 0;
+  std::uint64_t upto = 0;
 };
 struct Range {
   std::uint64_t first = 0;
@@ -148,7 +165,7 @@ struct ClaimDoneItem {
 };
 
 using Item = std::variant<RecordItem, HeartbeatItem, NackItem, GoneItem, VectorItem, DigestItem, ChunkItem,
-                          CopyRequestItem, CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem>;
+                          CopyRequestItem, CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem, UnheardItem, SparedItem>;
 
 // A frame decoded. Reused from one frame to the next, so that decoding need not allocate.
 struct Frame {
@@ -159,8 +176,8 @@ struct Frame {
   std::span<const Interval> set(Slice slice) const noexcept { return {intervals.data() + slice.first, slice.count}; }
 };
 
-// The origin, number and key of an encoded record that `FrameWriter::record` wrote; `sender` is the origin unless it was
-// relayed.
+// The origin, number and key of an encoded record that `FrameWriter::record` wrote; `sender` is the origin unless it
+// was relayed.
 struct RecordName {
   OriginId origin;
   std::uint64_t seq = 0;
@@ -194,6 +211,8 @@ class FrameWriter {
   void put(const ClaimItem& item);
   void put(const ClaimAckItem& item);
   void put(const ClaimDoneItem& item);
+  void put(const UnheardItem& item);
+  void put(const SparedItem& item);
   void chunk(std::uint64_t from, std::uint64_t to, std::size_t entries);
   void copy(const CopyItem& head, std::size_t entries);               // the entries of `head` itself are not written
   void entry(const Subject& subject, std::span<const Interval> set);  // as many as were announced
@@ -216,6 +235,8 @@ class FrameWriter {
   void ranges(const NackItem& item);
   void subject(const Subject& subject);
   void set(std::span<const Interval> intervals);
+  // An item that says how long it is: what was written since `size`.
+  void sized(unsigned tag, std::size_t size);
 
   std::size_t header_ = 0;
   Bytes bytes_;

@@ -97,7 +97,9 @@ struct Piece {
   mutable bool supplied = false;  // a peer may stand at its end
   std::size_t bytes = 0;          // as a chunk, at most
   std::map<Subject, StoredSet, BySubject> entries;
+  std::map<Subject, Interval, BySubject> resets;  // as records tell them (frame.hpp)
 
+  std::size_t size() const noexcept { return entries.size() + resets.size(); }
   std::size_t held() const noexcept;
 };
 

@@ -22,16 +22,21 @@ namespace weir {
 // Out-of-order ranges that are remembered of an origin; a record that would make one more is treated as lost.
 inline constexpr std::size_t kBeyondMax = 256;
 
+// What is told of an origin may be ahead of what it said itself last by so many records. More don't exist.
+inline constexpr std::uint64_t kNumbersAhead = std::uint64_t{1} << 20;
+
 struct Origin {
   OriginId id;
   std::uint64_t upto = 0;
   std::uint64_t known = 0;    // the highest number that is known to exist
+  std::uint64_t head = 0;     // as it said itself last
   std::uint64_t stable = 0;   // all that the origin holds for live have them up to here
   std::vector<Range> beyond;  // ascending, apart by more than 1, all above upto + 1
   NodeId via;                 // who told of it last
   Nanos repair_at = kNever;   // when to ask for what is missing
   std::uint32_t attempts = 0;
   bool given_up = false;      // nobody who can be reached has what is missing
+  bool held_off = false;      // what is missing was refused, as from the future: it is tried one record at a time
   Nanos dead_since = kNever;  // its node has a later incarnation, or has left
 
   bool seen(std::uint64_t seq) const noexcept;
@@ -39,6 +44,8 @@ struct Origin {
   bool mark(std::uint64_t seq);
   // Notes that all of `range` are there (a state copy). False if there is no room to remember them.
   bool mark(const Range& range);
+  // Forgets what it was said to have beyond that number: there is no such record.
+  void forget_beyond(std::uint64_t last);
   // All up to `seq` are there (a chunk, a state copy).
   void advance(std::uint64_t seq);
   bool complete() const noexcept { return upto >= known; }

@@ -10,8 +10,12 @@
 //             more keys join the frame. While everyone keeps to it, all unsent births together never exceed the slack.
 //   count     records are numbered per origin (node and incarnation). The version vector refuses what was seen.
 //   repair    a gap in the numbers, or a heartbeat that tells of a later one, is asked for (NACK) after a moment for
-//             reordering, then again at growing intervals. Some time after the last news, digests of the vectors go to
-//             rotating peers; where they differ, vectors are exchanged.
+//             reordering, then again at growing intervals. What is refused for now (a peer's clock is ahead) is tried
+//             with one record at a time, at intervals of minutes in the end; what can't be counted yet (a limiter that
+//             isn't known here) is kept on a shelf, and not asked for again. Some time after the last news, digests of
+//             the vectors go to rotating peers; where they differ, vectors are exchanged.
+//   detour    heartbeats say whom their sender doesn't hear. Where a link is cut, in one direction or both, one of the
+//             nodes that both ends hear passes the records of each on to the other.
 //   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are
 //             folded into one chunk an absence. When it is back both exchange vectors at once. What is gone from the
 //             logs is made good by a state copy.
@@ -47,6 +51,7 @@
 #include "weir/keys.hpp"
 #include "weir/machine.hpp"
 #include "weir/origins.hpp"
+#include "weir/shelf.hpp"
 #include "weir/slots.hpp"
 #include "weir/units.hpp"
 
@@ -86,7 +91,8 @@ struct ReplicaConfig {
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
   std::size_t max_keys = std::size_t{1} << 22;
-  std::size_t max_parked = std::size_t{1} << 20;  // bytes of frames that wait for a state copy
+  std::size_t max_parked = std::size_t{1} << 20;   // bytes of frames that wait for a state copy
+  std::size_t max_shelved = std::size_t{1} << 20;  // bytes of births whose limiter isn't known yet (shelf.hpp)
   std::size_t max_claims = 1024;
   std::size_t max_resets = std::size_t{1} << 16;
   HistoryLimits history;
@@ -103,10 +109,12 @@ struct ReplicaStats {
   std::uint64_t copies_abandoned = 0;  // nobody gave one: the node went on with what it had
   std::uint64_t lost_own_records = 0;  // own records that were gone when a copy would have needed them
   std::uint64_t malformed = 0;
-  std::uint64_t refused = 0;  // from nodes or runs that don't belong here, in quarantine, of unknown limiters
+  std::uint64_t refused = 0;  // from nodes or runs that don't belong here, or in quarantine
   std::uint64_t evicted_keys = 0;
   std::uint64_t forgotten_births = 0;  // unsent tokens older than the horizon that nobody else knew the key of
   std::uint64_t absences = 0;
+  std::uint64_t shelved = 0;       // records and entries of limiters, or versions, that weren't known when they came
+  std::uint64_t lost_shelved = 0;  // of these, those that were dropped because they were too many
 };
 
 // How far a key may be admitted beyond its capacity, in tokens: because others' births are on their way, whatever their
@@ -138,10 +146,11 @@ class Replica final : public Machine {
   void push(Nanos now, Effects& effects);
   // Forgets a limiter and its keys.
   void drop_limiter(LimiterId limiter);
-  // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. The node
-  // that is told first tells the others: that is up to who runs the machines. False for one from the far future, or if
-  // there are more than max_resets of the last horizon.
-  bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now);
+  // Births of the key before `time` count no more, whoever tells of them; of two resets the later one holds. With `own`
+  // the other nodes learn of it with the next step, as of births; who was away then learns of it later. False for one
+  // from the far future or of an unknown limiter, or if there are more than max_resets of the last horizon: then an own
+  // one has no effect.
+  bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now, bool own);
 
   // A node whose threads decide in a table of their own (admissions.hpp) tells what they admitted, then makes a step,
   // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
@@ -169,7 +178,11 @@ class Replica final : public Machine {
   std::size_t held(LimiterId limiter) const;
 
   // For observation and tests.
-  const ReplicaStats& stats() const noexcept { return stats_; }
+  ReplicaStats stats() const noexcept {
+    ReplicaStats stats = stats_;
+    stats.lost_shelved = shelf_.lost();
+    return stats;
+  }
   IntervalSet published(LimiterId limiter, KeyHash key) const;
   IntervalSet unsent(LimiterId limiter, KeyHash key) const;
   std::vector<VectorEntry> vector() const;
@@ -200,18 +213,24 @@ class Replica final : public Machine {
     bool live = true;
     bool behind = false;       // away, or back and catching up
     bool quarantined = false;  // its births lie in the future
+    Nanos quarantined_at;
     Nanos heard;
     Nanos away_since = kNever;
     std::uint64_t acked = 0;   // it has all of this node's records up to here
+    std::uint64_t spared = 0;  // it refuses those up to here for now: they aren't kept for its sake
     std::uint64_t caught = 0;  // the head when it came back
     Nanos echo;                // the time it last sent, by its clock,
     Nanos echo_at;             // and when that came, by this one
     bool timed = false;
     Nanos offset;
     Nanos round_trip;
-    Nanos copied;             // when it last was given segments of a copy,
-    std::uint64_t given = 0;  // which (those of a moment ago aren't given twice),
-    std::uint64_t owed = 0;   // and which it waits for
+    Nanos copied;                 // when it last was given segments of a copy,
+    std::uint64_t given = 0;      // which (those of a moment ago aren't given twice),
+    std::uint64_t owed = 0;       // and which it waits for
+    std::vector<NodeId> unheard;  // of the members: those that it doesn't hear, it said
+    Nanos unheard_at;
+    std::vector<NodeId> passes;  // live peers that its records reach through this node only
+    std::uint64_t served() const noexcept { return std::max(acked, spared); }
   };
   struct Limiter {
     LimiterId id;
@@ -298,6 +317,8 @@ class Replica final : public Machine {
   void tell_level(const Limiter& limiter, KeyHash key, const KeyState& state, Nanos now, bool exactly);
   void tell_estimates(Nanos now);
   IntervalSet since_reset(const Key& key, const IntervalSet& births) const;
+  bool take_reset(const Limiter& limiter, KeyHash key, Nanos time, Nanos now);
+  void emit_reset(const Key& key, Nanos now, FrameWriter& frame);
   Nanos tat_of(const Limiter& limiter, const KeyState& state) const noexcept;
   std::int64_t share(const Limiter& limiter, const KeyState& state, Nanos now) const noexcept;
   bool is_far(const Limiter& limiter, const KeyState& state, Tokens hits, Nanos now) const noexcept;
@@ -305,6 +326,8 @@ class Replica final : public Machine {
   void make_due(KeyState state, Nanos at);
   void flush(Nanos now, Effects& effects, const Peer* acked_peer = nullptr, std::uint64_t claim = 0);
   void emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame);
+  void number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame);
+  void push_grown(Nanos now);
   void make_room(LimiterId id, KeyHash key, Nanos now);
   void sweep(Nanos now);
   bool keep_key(KeyState state, Nanos now);
@@ -314,8 +337,10 @@ class Replica final : public Machine {
   void arrival(const Arrival& arrival, Nanos now, Effects& effects);
   void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
-  bool acceptable(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
-  void keep_for_others(const RecordItem& item, std::span<const Interval> births, Nanos now);
+  bool is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now);
+  void take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
+  void unshelve(LimiterId id, Nanos now);
+  void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
   std::uint64_t stable() const noexcept;
 
@@ -332,6 +357,10 @@ class Replica final : public Machine {
   void tick(Nanos now, Effects& effects);
   void heartbeats(Nanos now, Effects& effects);
   void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
+  void apply(Peer& peer, const SparedItem& item) noexcept;
+  bool doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept;
+  bool passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept;
+  void find_passes(Nanos now);
   void check_life(Nanos now);
   void went_away(Peer& peer, Nanos now);
   void came_back(Peer& peer, Nanos now, Effects& effects);
@@ -339,11 +368,15 @@ class Replica final : public Machine {
   void remove_member(NodeId node, Nanos now);
   void forget_history();
   void collect(Nanos now);
-  void measure() noexcept;
+  void end_quarantine(Peer& peer, Nanos now);
+  void measure(Nanos now) noexcept;
+  bool may_be_over(const OriginId& id, Nanos now) const noexcept;
+  bool plausible(const CopyItem& item) const noexcept;
 
   // replica_repair.cpp: gaps, vectors, chunks
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
   void repair(Nanos now, Effects& effects);
+  void try_again(Origin& origin, Nanos now) noexcept;
   Peer* whom_to_ask(const Origin& origin, Nanos now);
   void apply(Peer& peer, const NackItem& item, Effects& effects);
   void supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects);
@@ -432,12 +465,16 @@ class Replica final : public Machine {
   std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
   std::size_t live_ = 1;  // see live()
-  Nanos delay_;           // the mean of half the round trips to live peers
+  // There are more nodes than at that time, so shares are smaller: segments of keys that weren't looked at since.
+  Nanos grown_at_ = kNever;
+  std::size_t grown_next_ = 0;
+  Nanos delay_;  // the mean of half the round trips to live peers
 
   Keys keys_;
   Origins origins_;
   History history_;
   Journal others_;
+  Shelf shelf_;
 
   std::vector<Key> due_;  // keys whose unsent goes with the next frame
   Nanos flush_at_ = kNever;
@@ -445,6 +482,7 @@ class Replica final : public Machine {
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;
   std::map<Key, Shadow> shadows_;
   std::map<Key, Nanos> resets_;                  // kept for a horizon
+  std::vector<Key> resets_due_;                  // own ones, which go with the next frame
   std::map<std::uint32_t, Overshoot> exceeded_;  // see most_exceeded
   bool tells_levels_ = false;
   std::vector<Level> levels_;
@@ -469,6 +507,7 @@ class Replica final : public Machine {
   std::size_t sweep_next_ = 0;
   Nanos repair_at_ = kNever;
   Nanos digest_at_ = kNever;
+  Nanos lost_news_;  // when a record was applied whose origin can't be reached
   std::uint32_t digests_left_ = 0;
   bool digest_urgent_ = false;  // further news don't put it off
   std::size_t digest_peer_ = 0;

@@ -309,14 +309,14 @@ TEST_CASE("a reset under the hash of before holds under that of now", "[carry][r
   Cluster cluster(2, terms(10, ms(3'600'000)));
   REQUIRE(cluster.admits(0, kBefore, {4}));
   cluster.run_for(ms(100));
-  REQUIRE(cluster.at(0).reset(kLimiter, kBefore, cluster.now(), cluster.now()));
+  REQUIRE(cluster.at(0).reset(kLimiter, kBefore, cluster.now(), cluster.now(), false));
   cluster.at(0).carry({kLimiter, kBefore, kAfter, {0}}, cluster.now());
   REQUIRE(cluster.admits(0, kAfter, {10}));
   REQUIRE_FALSE(cluster.admits(0, kAfter));
   // On a node that was told of it under the new hash alone, births under the old one go when they are carried.
   REQUIRE(cluster.admits(1, kBefore, {3}));
   cluster.run_for(ms(100));
-  REQUIRE(cluster.at(1).reset(kLimiter, kAfter, cluster.now(), cluster.now()));
+  REQUIRE(cluster.at(1).reset(kLimiter, kAfter, cluster.now(), cluster.now(), false));
   cluster.at(1).carry({kLimiter, kBefore, kAfter, {0}}, cluster.now());
   CHECK(cluster.at(1).published(kLimiter, kAfter).empty());
   CHECK(cluster.at(1).unsent(kLimiter, kAfter).empty());

@@ -75,18 +75,34 @@ class Cluster {
   void skew(std::uint32_t node, Nanos by) { nodes_[node].skew = by; }
   // Frames between `side` and the others are lost until `heal`.
   void partition(std::set<std::uint32_t> side) { side_ = std::move(side); }
-  void heal() { side_.clear(); }
+  void heal() {
+    side_.clear();
+    cut_.clear();
+  }
+  // Frames from one node to the other are lost until `heal`; those of the other direction are not.
+  void cut(std::uint32_t from, std::uint32_t to) { cut_.insert({from, to}); }
+  void put(std::uint32_t node, LimiterId limiter, const ReplicatedTerms& terms) {
+    Effects effects;
+    at(node).put_limiter(limiter, terms, clock(node), effects);
+    carry_out(node, effects);
+  }
+  void registered(std::uint32_t node, std::uint32_t joins) { step(node, Registered{{joins}}); }
+  bool reset(std::uint32_t node, KeyHash key) {
+    const bool done = at(node).reset(kLimiter, key, clock(node), clock(node), true);
+    step(node, Tick{});
+    return done;
+  }
 
   // Asks now; the answers of all asks so far are in `answers`, by ticket.
-  std::uint64_t ask(std::uint32_t node, KeyHash key, Tokens hits = {1}) {
+  std::uint64_t ask(std::uint32_t node, KeyHash key, Tokens hits = {1}, LimiterId limiter = kLimiter) {
     const std::uint64_t ticket = ++tickets_;
-    asked_[ticket] = {node, key, hits};
-    step(node, Ask{ticket, kLimiter, key, hits});
+    asked_[ticket] = {node, key, hits, limiter};
+    step(node, Ask{ticket, limiter, key, hits});
     return ticket;
   }
   bool admits(std::uint32_t node, KeyHash key, Tokens hits = {1}) { return answers.at(ask(node, key, hits)); }
   std::map<std::uint64_t, bool> answers;
-  std::map<std::uint64_t, Births> admitted;  // by key, at the true time
+  std::map<std::uint64_t, Births> admitted;  // of kLimiter: by key, at the true time
 
   void deliver(std::uint32_t to, NodeId from, const Bytes& frame) { step(to, Arrival{from, frame}); }
   void registers(std::uint32_t node, std::uint32_t other) { step(node, Registered{{other}}); }
@@ -118,6 +134,10 @@ class Cluster {
   }
   void run_for(Nanos span) { run(now_ + span); }
 
+  // Whether repair stayed below twice the data, but for a little: vectors and digests after each change of membership.
+  bool repair_is_small() {
+    return sent[Traffic::repair].bytes <= 2 * sent[Traffic::data].bytes + std::size_t{1000} * size() * size();
+  }
   bool quiet() {
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (up(i) && !at(i).quiet()) return false;
@@ -137,6 +157,7 @@ class Cluster {
     std::uint32_t node;
     KeyHash key;
     Tokens hits;
+    LimiterId limiter;
   };
 
   Nanos clock(std::uint32_t node) const { return now_ + nodes_[node].skew; }
@@ -144,16 +165,21 @@ class Cluster {
   void step(std::uint32_t node, const Event& event) {
     Effects effects;
     at(node).step(event, clock(node), effects);
+    carry_out(node, effects);
+  }
+
+  void carry_out(std::uint32_t node, const Effects& effects) {
     for (const Answer& answer : effects.answers) {
       answers[answer.ticket] = answer.allowed;
       const Asked& asked = asked_.at(answer.ticket);
-      if (answer.allowed) admitted[asked.key.v].add({now_, asked.hits});
+      if (answer.allowed && asked.limiter == kLimiter) admitted[asked.key.v].add({now_, asked.hits});
     }
     for (const Send& send : effects.sends) {
       const Bytes& frame = effects.frames[send.frame];
       ++sent[send.traffic].frames;
       sent[send.traffic].bytes += frame.size();
       if (side_.contains(node) != side_.contains(send.to.v) && !side_.empty()) continue;
+      if (cut_.contains({node, send.to.v})) continue;
       if (chance(rng_, network.loss)) continue;
       const int copies = chance(rng_, network.duplicate) ? 2 : 1;
       for (int i = 0; i < copies; ++i) {
@@ -172,6 +198,7 @@ class Cluster {
   std::map<std::uint64_t, Asked> asked_;
   std::map<std::pair<Nanos, std::uint64_t>, Flight> in_flight_;
   std::set<std::uint32_t> side_;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> cut_;
 };
 
 }  // namespace weir::test

@@ -118,8 +118,16 @@ Item draw_item(Rng& rng, Frame& frame, std::size_t which) {
       return ClaimItem{draw_word(rng), draw_subject(rng), {static_cast<std::int64_t>(draw_seq(rng))}, draw_time(rng)};
     case 10:
       return ClaimAckItem{draw_word(rng)};
-    default:
+    case 11:
       return ClaimDoneItem{draw_word(rng)};
+    case 12: {
+      UnheardItem item;
+      item.nodes.resize(static_cast<std::size_t>(draw(rng, 0, 20)));
+      for (NodeId& node : item.nodes) node.v = static_cast<std::uint32_t>(draw_upto(rng, UINT32_MAX));
+      return item;
+    }
+    default:
+      return SparedItem{draw_word(rng), draw_upto(rng, kLimit)};
   }
 }
 constexpr std::size_t kKinds = std::variant_size_v<Item>;
@@ -146,6 +154,7 @@ class Raw {
     return *this << static_cast<unsigned>(value);
   }
   FrameError error() const { return error_of(bytes_); }
+  const Bytes& bytes() const { return bytes_; }
 
  private:
   Bytes bytes_;
@@ -388,6 +397,22 @@ TEST_CASE("an item of a later version is skipped, and what stands around it hold
   CHECK((Raw() << 0x40).error() == FrameError::truncated);
   CHECK((Raw() << 0x40).varint(UINT64_MAX).error() == FrameError::value);
   CHECK((Raw() << 0x3f << 0).error() == FrameError::tag);
+}
+
+TEST_CASE("an item with a length is skipped by who doesn't know it, or not all of it", "[frame]") {
+  Frame frame;
+  const auto read = [&](const Raw& raw) { return decode(raw.bytes(), kSender, frame); };
+  // Nothing, three bytes, then an acknowledgement.
+  CHECK(read(Raw() << 0x40 << 0 << 0x7f << 3 << 1 << 2 << 3 << 12 << 5) == FrameError::none);
+  REQUIRE(frame.items.size() == 1);
+  CHECK(std::get<ClaimAckItem>(frame.items[0]).id == 5);
+  // A later version of an item may say more.
+  CHECK(read(Raw() << 0x50 << 4 << 1 << 9 << 77 << 78) == FrameError::none);
+  REQUIRE(frame.items.size() == 1);
+  CHECK(std::get<UnheardItem>(frame.items[0]).nodes == std::vector<NodeId>{{9}});
+  CHECK(read(Raw() << 0x50 << 1 << 1) == FrameError::truncated);
+  CHECK(read(Raw() << 0x41 << 4 << 1 << 2 << 3) == FrameError::truncated);
+  CHECK_FALSE(is_repair((Raw() << 0x50 << 1 << 0).bytes()));
 }
 
 TEST_CASE("a logged record knows its name, a frame what it is for", "[frame]") {

@@ -52,6 +52,10 @@ class SameItem {
   }
   bool operator()(const ClaimAckItem& a, const ClaimAckItem& b) const { return a.id == b.id; }
   bool operator()(const ClaimDoneItem& a, const ClaimDoneItem& b) const { return a.id == b.id; }
+  bool operator()(const UnheardItem& a, const UnheardItem& b) const { return a.nodes == b.nodes; }
+  bool operator()(const SparedItem& a, const SparedItem& b) const {
+    return a.receiver_incarnation == b.receiver_incarnation && a.upto == b.upto;
+  }
   template <class A, class B>
   bool operator()(const A&, const B&) const {
     return false;
