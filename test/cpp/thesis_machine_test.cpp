@@ -29,6 +29,7 @@ using test::Rng;
 using test::ThesisCluster;
 
 constexpr std::uint64_t kKey = 0x1234'5678'9abc'def0;
+constexpr Nanos kInterval = kSecond;  // T, unless a test says otherwise
 const std::vector<std::string> kReplicated{
     "counter", "queue", "queue+linf", "queue+fa", "queue+fa+linf", "queue+fa+proactive", "sliding-log"};
 
@@ -77,24 +78,28 @@ class Node {
 };
 
 Bytes queue_frame(const std::vector<QueueElement>& elements, FrameKind kind = FrameKind::gossip,
-                  std::uint64_t key = kKey) {
-  Writer writer(kind, 12 + elements.size() * sizeof(QueueElement));
-  writer.put(key);
-  writer.put(static_cast<std::uint32_t>(elements.size()));
+                  std::uint64_t key = kKey, Nanos interval = kInterval) {
+  Writer writer(kind);
+  writer.fixed(key);
+  writer.varint(elements.size());
+  QueueElement last{};
   for (const QueueElement& element : elements) {
-    writer.put(element.birth);
-    writer.put(element.death);
+    writer.varint(zigzag((element.birth - last.birth).v));
+    writer.step({(element.death - (last.death.v == 0 ? element.birth : last.death)).v, interval});
+    last = element;
   }
   return writer.take();
 }
 // Of a frame with one user.
-std::vector<QueueElement> elements_of(const Bytes& frame) {
+std::vector<QueueElement> elements_of(const Bytes& frame, Nanos interval = kInterval) {
   Reader body{std::span<const std::byte>(frame).subspan(1)};
-  REQUIRE(body.get<std::uint64_t>() == kKey);
-  std::vector<QueueElement> elements(body.get<std::uint32_t>());
+  REQUIRE(body.fixed<std::uint64_t>() == kKey);
+  std::vector<QueueElement> elements(body.count(1));
+  QueueElement last{};
   for (QueueElement& element : elements) {
-    element.birth = body.time();
-    element.death = body.time();
+    element.birth = body.step(last.birth);
+    element.death = body.step(last.death.v == 0 ? element.birth : last.death, interval);
+    last = element;
   }
   REQUIRE(body.ok());
   REQUIRE(body.done());
@@ -128,21 +133,101 @@ TEST_CASE("a delta state is cleared when it is sent", "[thesis]") {
   }
 }
 
-TEST_CASE("the counter sends whole buckets, 8 bytes for each node that has a count", "[thesis]") {
+TEST_CASE("the counter sends whole buckets, and names each node once in a frame", "[thesis]") {
   Node node("counter", options_of(10), 4);
   REQUIRE(node.ask(at_ms(0)));
+  REQUIRE(node.ask(at_ms(0), kKey + 1));
   Bytes sent;
   while (sent.empty()) {
     for (const auto& [to, frame] : node.tick()) sent = frame;
   }
-  REQUIRE(sent.size() == 1 + 26 + 8);
+  // Head, set of one byte, one node; for each of two users the key, the limit, the time stamp, the set, one count.
+  REQUIRE(sent.size() == 1 + 2 + 4 + 2 * (8 + 1 + 8 + 2 + 1));
   Reader body{std::span<const std::byte>(sent).subspan(1)};
-  REQUIRE(body.get<std::uint64_t>() == kKey);
-  REQUIRE(body.time() == Tokens{10} * kSecond);
-  REQUIRE(body.time() == at_ms(0));
-  REQUIRE(body.get<std::uint16_t>() == 1);
-  REQUIRE(body.get<std::uint32_t>() == 0);
-  REQUIRE(body.get<std::uint32_t>() == 1);
+  REQUIRE(body.varint() == 1);
+  REQUIRE(body.fixed<std::uint8_t>() == 1);
+  REQUIRE(body.fixed<std::uint32_t>() == 0);
+  for (const std::uint64_t key : {kKey, kKey + 1}) {
+    REQUIRE(body.fixed<std::uint64_t>() == key);
+    REQUIRE(body.step({0}, kInterval) == Tokens{10} * kSecond);
+    REQUIRE(body.time() == at_ms(0));
+    REQUIRE(body.varint() == 1);
+    REQUIRE(body.fixed<std::uint8_t>() == 1);
+    REQUIRE(body.varint() == 1);
+  }
+  REQUIRE(body.ok());
+  REQUIRE(body.done());
+}
+
+TEST_CASE("counts reach nodes that number their members otherwise", "[thesis]") {
+  // Nodes 7, 300 and 4 billion count; the receiver has other members before, between and after them.
+  const Options options = options_of(1000);
+  const std::vector<NodeId> senders{{7}, {300}, {4'000'000'000}};
+  const std::vector<NodeId> all{{1}, {7}, {20}, {21}, {22}, {23}, {24}, {25}, {300}, {4'000'000'000}};
+  const auto make = [&](NodeId self, const std::vector<NodeId>& members) {
+    Place place;
+    place.self = self;
+    place.members = members;
+    for (const NodeId member : members) {
+      if (member != self) place.neighbours.push_back(member);
+    }
+    place.start = kBase;
+    return thesis::make("counter", options, place);
+  };
+  const auto receiver = make({1}, all);
+  std::int64_t given = 0;
+  for (const NodeId self : senders) {
+    const auto sender = make(self, senders);
+    Effects effects;
+    const std::int64_t hits = given == 0 ? 5 : given == 5 ? 300 : 600;  // counts of one byte and of two
+    sender->step(Ask{1, {}, {kKey}, {hits}}, kBase, effects);
+    given += hits;
+    while (effects.sends.empty()) sender->step(Tick{}, sender->wake(), effects);
+    Effects none;
+    receiver->step(Arrival{self, effects.frames[0]}, kBase, none);
+  }
+  Effects effects;
+  receiver->step(Ask{1, {}, {kKey}, {1000 - given + 1}}, kBase, effects);
+  receiver->step(Ask{2, {}, {kKey}, {1000 - given}}, kBase, effects);
+  REQUIRE_FALSE(effects.answers.at(0).allowed);
+  REQUIRE(effects.answers.at(1).allowed);
+}
+
+TEST_CASE("a birth of a user who speeds takes five bytes in a frame", "[thesis]") {
+  Node node("queue", options_of(1000), 2);
+  const auto frame_of = [&](int births, std::int64_t from) {
+    for (int i = 0; i < births; ++i) REQUIRE(node.ask(at_ms(from + 19 * i)));
+    while (true) {
+      for (const auto& [to, frame] : node.tick(at_ms(from + 19 * births))) return frame.size();
+    }
+  };
+  const std::size_t few = frame_of(10, 0);
+  const std::size_t many = frame_of(110, 1000);
+  // A step of 19 ms is 4 bytes, one of a whole T another one; the number of births may take a second byte.
+  REQUIRE(many - few <= 100 * 5 + 1 + 4);
+}
+
+TEST_CASE("steps between any two times are read as they were written", "[thesis]") {
+  for_cases([](Rng& rng) {
+    const auto time = [&] {
+      const Nanos any{draw(rng, 0, kTimeMax.v)};
+      return pick<Nanos>(rng, {{0}, kTimeMax, any, {any.v >> 20}, kBase + Tokens{draw(rng, -5, 5)} * kSecond});
+    };
+    const Nanos from = time();
+    const Nanos to = time();
+    const Nanos interval{pick<std::int64_t>(rng, {1, 7, 1'000'000, 1'000'000'000, std::int64_t{1} << 60})};
+    Writer writer(FrameKind::gossip);
+    const Step step((to - from).v, interval);
+    writer.step(step);
+    writer.varint(zigzag((to - from).v));
+    const Bytes frame = writer.take();
+    REQUIRE(frame.size() == 1 + step.size() + varint_size(zigzag((to - from).v)));
+    Reader body{std::span<const std::byte>(frame).subspan(1)};
+    REQUIRE(body.step(from, interval) == to);
+    REQUIRE(body.step(from) == to);
+    REQUIRE(body.ok());
+    REQUIRE(body.done());
+  });
 }
 
 TEST_CASE("the counter tells of news all but who brought it, and nobody of none", "[thesis]") {
@@ -239,7 +324,7 @@ TEST_CASE("frequency analysis sends a speeding user's delta state to all neighbo
   REQUIRE(node.ask(at_ms(20)));
   REQUIRE(node.effects().sends.size() == 3);
   REQUIRE(node.effects().frames.size() == 1);
-  REQUIRE(elements_of(node.effects().frames[0]) ==
+  REQUIRE(elements_of(node.effects().frames[0], analysing().policy.interval) ==
           std::vector<QueueElement>{element(0, 10'000), element(10, 20'000), element(20, 30'000)});
   REQUIRE(node.machine().quiet());
   REQUIRE(node.ask(at_ms(30)));
@@ -440,12 +525,12 @@ TEST_CASE("damaged frames are taken whole or not at all", "[thesis]") {
     const Options options = options_of(10, Tokens{1000} * kSecond);
     Node node("queue", options, 3);
     const std::vector<QueueElement> good{element(0, 1'000'000), element(3, 2'000'000)};
-    Bytes frame = queue_frame(good);
+    Bytes frame = queue_frame(good, FrameKind::gossip, kKey, options.policy.interval);
     const std::size_t at = static_cast<std::size_t>(draw(rng, 0, static_cast<std::int64_t>(frame.size()) - 1));
     if (chance(rng, 50)) {
       frame.resize(at);
     } else {
-      frame.insert(frame.begin() + static_cast<std::ptrdiff_t>(at), std::byte{0xff});
+      frame.insert(frame.end(), at % 8 + 1, std::byte{0xff});
     }
     node.arrive(at_ms(5), 1, frame);
     // The cut between head and body leaves an empty delta state, which is well formed.
