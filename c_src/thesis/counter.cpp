@@ -97,37 +97,25 @@ bool CounterState::consume(const Policy& policy, Nanos now, Tokens hits, std::si
   return true;
 }
 
-bool CounterState::merge(const CounterState& other) {
-  const std::size_t both = std::min(counts_.size(), other.counts_.size());
-  const std::size_t theirs = other.counts_.size();
-  bool news = counts_.visit([&](auto* mine) {
-    return other.counts_.visit([&](auto* of) {
-      std::uint32_t found = 0;
-      for (std::size_t i = 0; i < both; ++i) found |= of[i] > mine[i] ? 1U : 0U;
-      for (std::size_t i = both; i < theirs; ++i) found |= of[i];
-      return found != 0;
-    });
+bool CounterState::merge(Nanos limit, Nanos refilled, std::span<const std::uint32_t> counts) {
+  const std::size_t both = std::min(counts_.size(), counts.size());
+  std::uint32_t found = counts_.visit([&](auto* mine) {
+    std::uint32_t more = 0;
+    for (std::size_t i = 0; i < both; ++i) more |= counts[i] > mine[i] ? 1U : 0U;
+    return more;
   });
+  for (std::size_t i = both; i < counts.size(); ++i) found |= counts[i];
   // Most frames bring no news: then nothing is written.
-  if (news) {
-    counts_.grow(theirs);
-    for (std::size_t i = 0; i < theirs; ++i) {
-      const std::uint32_t count = other.counts_[i];
-      if (count > counts_[i]) counts_.set(i, count);
+  if (found != 0) {
+    counts_.grow(counts.size());
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] > counts_[i]) counts_.set(i, counts[i]);
     }
   }
-  if (other.limit_ > limit_) {
-    limit_ = other.limit_;
-    refilled_ = other.refilled_;
-    news = true;
-  }
-  return news;
-}
-
-void CounterState::reset(Nanos limit, Nanos refilled, std::size_t nodes) {
+  if (limit <= limit_) return found != 0;
   limit_ = limit;
   refilled_ = refilled;
-  counts_.clear(nodes);
+  return true;
 }
 
 }  // namespace weir::thesis

@@ -28,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "weir/units.hpp"
@@ -38,26 +39,6 @@ enum class Refill : std::uint8_t { whole, fractional, integer };
 
 class Counts {
  public:
-  std::size_t size() const noexcept { return bytes_.size() / width_; }
-  bool empty() const noexcept { return bytes_.empty(); }
-  std::uint32_t operator[](std::size_t i) const noexcept {
-    std::uint32_t value = 0;
-    std::memcpy(&value, &bytes_[i * width_], width_);  // little-endian (wire.hpp)
-    return value;
-  }
-  void set(std::size_t i, std::uint32_t value) {
-    widen(value);
-    std::memcpy(&bytes_[i * width_], &value, width_);
-  }
-  // What is new is 0. No block is larger than needed.
-  void grow(std::size_t size);
-  // `size` zeros, keeping the memory.
-  void clear(std::size_t size) {
-    width_ = 1;
-    bytes_.assign(size, std::byte{0});
-  }
-  std::size_t heap() const noexcept { return bytes_.capacity(); }
-  void prefetch() const noexcept { __builtin_prefetch(bytes_.data()); }
   // Calls visit(pointer to the first) of numbers of this width.
   template <class Visit>
   auto visit(Visit visit) const {
@@ -66,6 +47,19 @@ class Counts {
     if (width_ == 2) return visit(static_cast<const std::uint16_t*>(first));
     return visit(static_cast<const std::uint32_t*>(first));
   }
+  std::size_t size() const noexcept { return bytes_.size() / width_; }
+  bool empty() const noexcept { return bytes_.empty(); }
+  std::uint32_t operator[](std::size_t i) const noexcept {
+    return visit([&](auto* first) { return std::uint32_t{first[i]}; });
+  }
+  void set(std::size_t i, std::uint32_t value) {
+    widen(value);
+    std::memcpy(&bytes_[i * width_], &value, width_);  // little-endian (wire.hpp)
+  }
+  // What is new is 0. No block is larger than needed.
+  void grow(std::size_t size);
+  std::size_t heap() const noexcept { return bytes_.capacity(); }
+  void prefetch() const noexcept { __builtin_prefetch(bytes_.data()); }
   friend bool operator==(const Counts& a, const Counts& b) noexcept;
 
  private:
@@ -82,13 +76,13 @@ class CounterState {
 
   // Whether `hits` are admitted at `now` by the node at position `node`; if so they are counted. REQUIRES: hits >= 1.
   bool consume(const Policy& policy, Nanos now, Tokens hits = {1}, std::size_t node = 0, Refill how = Refill::whole);
-  // True if this changed.
-  bool merge(const CounterState& other);
-
-  // For buckets that come from the wire: a bucket of `nodes` counts of 0, keeping the memory; then a node's count.
-  // REQUIRES: limit and refilled in 0 .. kTimeMax; node < nodes.
-  void reset(Nanos limit, Nanos refilled, std::size_t nodes);
-  void set(std::size_t node, std::uint32_t count) { counts_.set(node, count); }
+  // True if this changed. REQUIRES: limit and refilled in 0 .. kTimeMax.
+  bool merge(Nanos limit, Nanos refilled, std::span<const std::uint32_t> counts);
+  bool merge(const CounterState& other) {
+    std::vector<std::uint32_t> counts;
+    for (std::size_t i = 0; i < other.counts_.size(); ++i) counts.push_back(other.counts_[i]);
+    return merge(other.limit_, other.refilled_, counts);
+  }
 
   Nanos limit() const noexcept { return limit_; }
   Nanos refilled() const noexcept { return refilled_; }

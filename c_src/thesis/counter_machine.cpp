@@ -6,6 +6,7 @@
 //
 // Complexity: an admitted request, and each user in a frame that brings news, copies a bucket for each neighbour.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -29,20 +30,21 @@ std::span<const std::byte> read_set(Reader& body) noexcept { return body.raw(bod
 //   limit (a step from 0), 8 refilled, the set of the nodes that count, their counts
 //
 void write_bucket(Writer& writer, const CounterState& bucket, Nanos interval) {
-  const Counts& counts = bucket.counts();
   writer.step({bucket.limit().v, interval});
   writer.fixed(bucket.refilled().v);
-  std::size_t nodes = counts.size();
-  while (nodes != 0 && counts[nodes - 1] == 0) --nodes;
-  writer.varint((nodes + 7) / 8);
-  for (std::size_t at = 0; at < nodes; at += 8) {
-    unsigned bits = 0;
-    for (std::size_t i = at; i < std::min(at + 8, nodes); ++i) bits |= counts[i] != 0 ? 1U << (i - at) : 0U;
-    writer.byte(static_cast<std::uint8_t>(bits));
-  }
-  for (std::size_t i = 0; i < nodes; ++i) {
-    if (counts[i] != 0) writer.varint(counts[i]);
-  }
+  bucket.counts().visit([&](auto* counts) {
+    std::size_t nodes = bucket.counts().size();
+    while (nodes != 0 && counts[nodes - 1] == 0) --nodes;
+    writer.varint((nodes + 7) / 8);
+    for (std::size_t at = 0; at < nodes; at += 8) {
+      unsigned bits = 0;
+      for (std::size_t i = at; i < std::min(at + 8, nodes); ++i) bits |= (counts[i] != 0 ? 1U : 0U) << (i - at);
+      writer.byte(static_cast<std::uint8_t>(bits));
+    }
+    for (std::size_t i = 0; i < nodes; ++i) {
+      if (counts[i] != 0) writer.varint(counts[i]);
+    }
+  });
 }
 
 struct BucketHead {
@@ -60,8 +62,10 @@ BucketHead read_head(Reader& body, Nanos interval) noexcept {
 // What follows the head: visit(position, count) of each node that counts.
 template <class Visit>
 void read_counts(Reader& body, const BucketHead& head, Visit visit) {
-  for (std::size_t i = 0; i < 8 * head.nodes.size(); ++i) {
-    if (in_set(head.nodes, i)) visit(i, body.varint());
+  for (std::size_t at = 0; at < head.nodes.size(); ++at) {
+    for (auto bits = std::to_integer<unsigned>(head.nodes[at]); bits != 0; bits &= bits - 1) {
+      visit(8 * at + static_cast<std::size_t>(std::countr_zero(bits)), body.varint());
+    }
   }
 }
 
@@ -155,11 +159,12 @@ class CounterMachine final : public Gossip {
       keys.push_back({body.fixed<std::uint64_t>()});
       const BucketHead head = read_head(body, policy().interval);
       if (head.nodes.size() > named.size()) return false;
-      bool known = true;
-      read_counts(body, head, [&](std::size_t i, std::uint64_t count) {
-        known = known && in_set(named, i) && count <= UINT32_MAX;
-      });
-      if (!known) return false;
+      for (std::size_t i = 0; i < head.nodes.size(); ++i) {
+        if ((head.nodes[i] & ~named[i]) != std::byte{0}) return false;
+      }
+      bool fits = true;
+      read_counts(body, head, [&](std::size_t, std::uint64_t count) { fits = fits && count <= UINT32_MAX; });
+      if (!fits) return false;
     }
     return body.ok();
   }
@@ -170,13 +175,14 @@ class CounterMachine final : public Gossip {
       states_.prefetch(frame_keys(), i);
       const KeyHash key{body.fixed<std::uint64_t>()};
       const BucketHead head = read_head(body, policy().interval);
-      received_.reset(head.limit, head.refilled, members().size());
+      received_.assign(members().size(), 0);
       read_counts(body, head, [&](std::size_t node, std::uint64_t count) {
-        if (places_[node] != kNoMember) received_.set(places_[node], static_cast<std::uint32_t>(count));
+        if (places_[node] != kNoMember) received_[places_[node]] = static_cast<std::uint32_t>(count);
       });
       Entry& entry = states_.make(key);
       bool news = false;
-      states_.change_local(entry, [&](CounterState& bucket) { news = bucket.merge(received_); });
+      states_.change_local(entry,
+                           [&](CounterState& bucket) { news = bucket.merge(head.limit, head.refilled, received_); });
       if (news && kind != FrameKind::copy) tell(entry, sender);
       states_.sweep(entry);
     }
@@ -208,7 +214,7 @@ class CounterMachine final : public Gossip {
     states_.drain(neighbour, [](const Entry&) {});
   }
   Held held_by_design() const override {
-    return {states_.bytes(), states_.fixed() + received_.heap() + heap_bytes(places_) + heap_bytes(named_) +
+    return {states_.bytes(), states_.fixed() + heap_bytes(received_) + heap_bytes(places_) + heap_bytes(named_) +
                                  bucket_.capacity() + users_.capacity()};
   }
 
@@ -267,7 +273,7 @@ class CounterMachine final : public Gossip {
 
   Users states_;
   // Of one step, kept for their memory.
-  CounterState received_;
+  std::vector<std::uint32_t> received_;
   std::vector<std::uint32_t> places_;
   Bytes named_;
   Writer bucket_;

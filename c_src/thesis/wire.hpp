@@ -133,6 +133,7 @@ class Reader {
     return value;
   }
   std::uint64_t varint() noexcept {
+    if (at_ != end_ && std::to_integer<unsigned>(*at_) < 0x80) return std::to_integer<std::uint64_t>(*at_++);
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
       const auto next = fixed<std::uint8_t>();
