@@ -669,9 +669,45 @@ TEST_CASE("rebalancing lets a user who stays with one node have nearly the whole
     }
     // 30 at once and 600 in a minute, or a third of it.
     REQUIRE(with_fixed == Approx(used == 1 ? 210 : 630).margin(5));
-    REQUIRE(admitted == Approx(630).margin(40));
+    REQUIRE(admitted == Approx(630).margin(5));
     REQUIRE(cluster.drain(Tokens{60} * kSecond));
   }
+}
+
+TEST_CASE("rebalancing believes a neighbour for three intervals", "[thesis]") {
+  Node node("split+rebalance", options_of(12, Tokens{1000} * kSecond), 2);
+  Writer writer(FrameKind::demand);
+  for (const std::uint64_t key : {kKey, kKey + 1}) {
+    writer.fixed(key);
+    writer.varint(8 * 64);
+  }
+  node.arrive(kBase, 1, writer.take());
+  for (int i = 0; i < 3; ++i) REQUIRE(node.tick().empty());
+  // 8 hits make as high a demand as the neighbour's: 6 of 12 tokens.
+  REQUIRE_FALSE(node.ask(node.machine().wake(), kKey, 8));
+  node.tick();
+  REQUIRE(node.ask(node.machine().wake(), kKey + 1, 8));
+}
+
+TEST_CASE("rebalancing tells a demand that loses a quarter each interval to the new hits", "[thesis]") {
+  Node node("split+rebalance", options_of(12, Tokens{1000} * kSecond), 2);
+  const auto told = [&]() -> std::uint64_t {
+    const auto sent = node.tick();
+    if (sent.empty()) return 0;
+    Reader body{std::span<const std::byte>(sent.at(0).second).subspan(1)};
+    REQUIRE(body.fixed<std::uint64_t>() == kKey);
+    const std::uint64_t demand = body.varint();
+    REQUIRE(body.ok());
+    REQUIRE(body.done());
+    return demand;
+  };
+  // In 256ths of a hit: a quarter of 4 hits, then three quarters of what was.
+  REQUIRE(node.ask(kBase, kKey, 4));
+  REQUIRE(told() == 256);
+  REQUIRE(told() == 192);
+  REQUIRE(node.ask(node.machine().wake() - Nanos{1}, kKey, 2));
+  REQUIRE(told() == 144 + 128);
+  for (const std::uint64_t demand : {204, 153, 114, 85, 63, 47, 35, 26, 19, 0}) REQUIRE(told() == demand);
 }
 
 TEST_CASE("rebalancing forgets who is gone", "[thesis]") {
