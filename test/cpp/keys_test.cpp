@@ -494,6 +494,12 @@ TEST_CASE("a key whose births lie in several intervals of one set needs no large
       REQUIRE(all.merge(policy, one));
       CHECK(state.all(policy) == all);
     }
+    SECTION("its births are not taken for those of one touch, however many come") {
+      // 32 bytes less two, four intervals: what the slot has where a small key has its births.
+      state.count_remote(policy, {30 << 8 | 4}, later);
+      CHECK(state.large());
+      CHECK(state.remote_per_second(policy.capacity, later) > Tokens{0});
+    }
     SECTION("it goes with all it held") {
       keys.erase({0}, {1});
       keys.fit(Keys::segment_of({1}));
