@@ -94,8 +94,8 @@ LIMITS = """## Limits of the method
 - The thesis' recordings are not public. Our data sets are drawn from their description: same sizes, spans and shapes as far as it
   goes, other digits. Where a number depends on what it does not say (how many requests the small users of C make, when the
   users of A come), only the direction can be compared.
-- Its memory is that of Erlang terms and processes, ours that of packed C++ states; its bandwidth is of Erlang messages, ours of
-  encoded frames. The counter gains most by packing. So the ratios between counter and queue are larger here.
+- Its memory is that of Erlang terms and processes, ours that of packed states; its bandwidth is of Erlang messages, ours of
+  encoded frames. Ratios between designs can be compared, bytes can't.
 - Its nodes ran as processes of one machine with real timers; ours tick each in a phase of its own, drawn from the seed, and time
   is simulated: a decision takes none.
 - The network of most figures is one that loses nothing and takes 1 ms. What faults do is in the sections on faults.

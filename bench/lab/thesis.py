@@ -400,7 +400,7 @@ Run: {ran(spec(workload, "queue+fa"))}
 """
     memory, sent = ratios["queue+fa"]
     label = workload if precision else "B-just (for the thesis' barely)"
-    digits = "Erlang terms there, packed C++ states here: a counter gains most by packing"
+    digits = "Erlang terms there, packed bytes here"
     rows = [Row(of, f"counter's rejection curve, {label}", percent(theirs[0]), percent(counter), counter < queue, ""),
             Row(of, f"queue+FA's rejection curve, {label}", percent(theirs[1]), percent(queue), queue > counter, ""),
             Row(of, f"queue+FA+LINF's rejection curve, {label}", "-", percent(found["queue+fa+linf"]["rejection_curve_ratio"]),
