@@ -58,16 +58,18 @@ ACCOUNTING = """## Accounting
 
 - **Memory** (`memory_mean_bytes`) is the bytes that a node's C++ states hold, blocks at their capacity, maps with their nodes and
   tables: the mean of all nodes that are up, sampled at the end of each second from the first to the last request. For the
-  thesis' designs: users, local states, the delta states of all neighbours, the lists of what waits. The counter's delta states lie in
-  one block a user and are counted as rows of their own length. For `interval`: keys with their interval sets, its log of own records
-  and those of others kept for repair, the queues of what is due, open claims. What a node holds whatever the traffic (the tables of
-  peers, version vectors, buffers) is `memory_fixed_bytes`, apart, and in no ratio on this page: {fixed_interval} for `interval` on A,
-  {fixed_counter} for the counter, {fixed_queue} for the queue, whose buffers are the largest. What a node has
-  taken so far of a state copy counts as state.
+  thesis' designs: users, local states, the delta states of all neighbours, the lists of what waits. Delta states are packed as in
+  frames, each in a block of its own; so are local queues, and local counts take one to four bytes. (Delta states of the counter that
+  say the same could share a block; they are copies here, as in the thesis.) For `interval`: keys with their interval sets, its log of
+  own records and those of others kept for repair, the queues of what is due, open claims. What a node holds whatever the traffic (the
+  tables of peers, version vectors, buffers) is `memory_fixed_bytes`, apart: {fixed_interval} for `interval` on A, {fixed_counter} for the
+  counter, {fixed_queue} for the queue, whose buffers are the largest. It is in the table of what the ratios leave out. What a
+  node has taken so far of a state copy counts as state.
 - **Bandwidth** (`sent_bytes`) is the bytes of all frames that all nodes sent, as they were really encoded, data and repair, lost
-  ones too. 28 bytes of IP and UDP headers a message are `header_bytes`, apart. Heartbeats are `heartbeat_bytes`, apart: the
-  thesis' designs have no failure detection, so a comparison with them would compare nothing. The thesis' frames have fixed-width
-  numbers: a bucket is 26 bytes and 8 for each node that counted, a queue 12 and 16 a birth. A record of `interval` is about 21.
+  ones too. 28 bytes of IP and UDP headers a message are `header_bytes`, apart. Heartbeats are `heartbeat_bytes`, apart, since the
+  thesis' designs have no failure detection; the table of what the ratios leave out has both. All designs write numbers as varints
+  and times as steps. A bucket of the counter is some 24 bytes and one or two for each node that counted; each node's id, a hash
+  of 4 bytes, is once in a frame. A queue is 9 bytes and 5 to 11 a birth. A record of `interval` is about 21.
 - **Convergence** (`convergence_ms`) is the time from the last request until nothing waits to be sent anywhere: all delta states and
   logs' repairs empty, no data in flight, no question open, all faults over. A run that has not come to rest after `--settle-s`
   (120 s) has none.
@@ -92,8 +94,8 @@ LIMITS = """## Limits of the method
 - The thesis' recordings are not public. Our data sets are drawn from their description: same sizes, spans and shapes as far as it
   goes, other digits. Where a number depends on what it does not say (how many requests the small users of C make, when the
   users of A come), only the direction can be compared.
-- Its memory is that of Erlang terms and processes, ours that of packed C++ states; its bandwidth is of Erlang messages, ours of
-  encoded frames. The counter gains most by packing. So the ratios between counter and queue are larger here.
+- Its memory is that of Erlang terms and processes, ours that of packed states; its bandwidth is of Erlang messages, ours of
+  encoded frames. Ratios between designs can be compared, bytes can't.
 - Its nodes ran as processes of one machine with real timers; ours tick each in a phase of its own, drawn from the seed, and time
   is simulated: a decision takes none.
 - The network of most figures is one that loses nothing and takes 1 ms. What faults do is in the sections on faults.
@@ -146,7 +148,20 @@ that of the worst run.
 
 {questions.ratio_table()}
 
-{missed} Ratios of bytes and memory that fall short are marked in the table.
+{missed} {questions.missed()}
+
+What these ratios leave out: heartbeats, what a node holds whatever the traffic, and the number of messages. The counter has no
+heartbeats and finds no failures; it sends one frame per node and gossip interval at most.
+
+{questions.whole_table()}
+
+Where `interval` is worse than the counter:
+
+- *All bytes, heartbeats too*: {questions.worse(*questions.ALL_BYTES)}. Each node sends a heartbeat to each other one twice a second,
+  whatever the traffic. With few users that is most of what it sends.
+- *Messages of data*: {questions.worse("messages")}. A hot key is told to all nodes each time that its share is used up, where the
+  counter waits for its gossip interval. On the BEAM a message costs more than its bytes.
+- *All memory, fixed too*: {questions.worse(*questions.ALL_MEMORY)}. With few users the tables of peers and limits are nearly all that a node holds.
 
 Over {runs.RUNS} runs of A, c = 1000, `interval` agrees in {thesis.percent(agreement, 2)} on average; two central limiters behind networks of 1 ms with up to 1 ms of jitter agree with
 each other in {thesis.percent(floor, 2)} (the noise floor, above).

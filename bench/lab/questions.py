@@ -3,7 +3,7 @@
     wanted()     every run that the sections need, as [(spec, runs), ...] for runs.make
     wanted_decisions()   those of which it needs the decisions
     sections()   Markdown: the open questions with their figures, the tables of faults and of speed
-    ratio_table()   `interval` beside the counter where nothing fails
+    ratio_table()   `interval` beside the counter where nothing fails; whole_table() what the ratios leave out
     findings()   the rows of the table of faults that went past their bound
 
 A figure is a function that draws it and returns its Markdown; a row of the table is a `Row`. Numbers in the text come
@@ -21,6 +21,7 @@ import numpy
 
 import plots
 import runs
+from thesis import size
 
 STRATEGIES = ["counter", "queue", "queue+fa", "interval"]
 NODES = 30
@@ -303,6 +304,12 @@ def slack_at(spec, second, count):
 
 # What waits for company while the shares fill: 3 % of the slack, which is below N when it matters.
 WAITING = math.ceil(0.03 * NODES)
+
+
+def nodes(spec):
+    return spec.get("nodes", NODES)
+
+
 HEARTBEAT = 500
 PEER_TIMEOUT = 2000
 
@@ -327,7 +334,7 @@ def by_skew(spec, count):
 
 
 def by_crash(spec, count):
-    first, share = by_delay(spec, count).value, math.ceil(capacity(spec) / NODES)
+    first, share = by_delay(spec, count).value, math.ceil(capacity(spec) / nodes(spec))
     crashes = len(spec["crash"])
     times = f"{crashes} " if crashes > 1 else ""
     return Bound(f"{times}c/N + a(1 ms) + w = {crashes * share} + {first}", crashes * share + first)
@@ -423,6 +430,9 @@ def fault_rows():
         yield row(name, "B-barely", 1000, by_crash, crash=[f"3@10{at}"])
         yield row(name, "A", 1000, by_crash, crash=[f"3@5{at}"])
     yield row("three nodes crash at once", "B-extreme", 1000, by_crash, crash=["3@1", "4@1", "5@1"])
+    for few in (3, 5):
+        for workload in ("B-extreme", "B-barely", "B-just"):
+            yield row(f"a node of {few} crashes", workload, 1000, by_crash, nodes=few, crash=["2@1" if workload == "B-extreme" else "2@20"])
     for policy, bound in (("open", by_open), ("share", by_share), ("closed", by_closed)):
         name = f"halves apart for 10 s, {policy}"
         yield row(name, "B-extreme", 1000, bound, partition=["1-11"], partition_policy=policy)
@@ -515,16 +525,25 @@ def fault_line(outcome):
     one, result, mean = outcome.row, outcome.result, outcome.result["mean"]
     under = number(worst(result, "undershoot_max")) + (f" (<= {number(one.under)})" if one.under is not None else "")
     mark = " **past it**" if past_bound(outcome) else ""
-    beside = "-" if outcome.counter is None else number(worst(outcome.counter, "overshoot_max"))
+    beside = "- | -"
+    if outcome.counter is not None:
+        beside = f"{rejections(outcome.counter['mean'])} | {number(worst(outcome.counter, 'overshoot_max'))}"
     agreement = 100 * least(result, "agreement")
-    return (f"| {one.group} | {one.spec['workload']} | {capacity(one.spec)} | {agreement:.2f} "
+    return (f"| {one.group} | {one.spec['workload']} | {capacity(one.spec)} | {agreement:.2f} | {rejections(mean)} "
             f"| {number(worst(result, 'overshoot_max'))}{mark} | {outcome.bound.text} | {under} "
             f"| {number(BYTES.value(mean))} | {number(MESSAGES.value(mean))} | {beside} |")
 
 
+def rejections(mean):
+    """Those that were made, of those that one central limiter makes."""
+    due = mean["central_rejected"]
+    return f"{number(mean['rejected'], 1)} of {number(due, 1)}" if due or mean["rejected"] else "none due"
+
+
 def fault_table():
-    lines = ["| | workload | c | agreement, % | overshoot | bound | undershoot | bytes | messages | counter's overshoot |",
-             "|---|---|--:|--:|--:|---|--:|--:|--:|--:|"]
+    lines = ["| | workload | c | agreement, % | rejections, of those due | overshoot | bound | undershoot | bytes | messages"
+             " | counter's rejections | counter's overshoot |",
+             "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|"]
     return "\n".join(lines + [fault_line(outcome) for outcome in outcomes()])
 
 
@@ -532,22 +551,78 @@ def fault_table():
 STATED = {"A": (8, 15), "B": (2.5, 4), "C": (100, 12)}
 
 
+def no_fault():
+    return [outcome for outcome in outcomes() if outcome.row.group == NO_FAULT]
+
+
+def name_of(outcome):
+    return f"{outcome.row.spec['workload']} (c = {capacity(outcome.row.spec)})"
+
+
+def ratio(outcome, *fields):
+    """The counter's over interval's, of the sum of these."""
+    ours, theirs = (sum(mean[field] for field in fields) for mean in (outcome.result["mean"], outcome.counter["mean"]))
+    return theirs / ours if ours else math.inf
+
+
+def stated(outcome):
+    """(field, what is stated of the ratio) for bytes and memory."""
+    return zip(("sent_bytes", "memory_mean_bytes"), STATED.get(outcome.row.spec["workload"][0], (None, None)))
+
+
 def ratio_table():
     lines = ["| workload | c | agreement, % | at least | counter's, % | bytes, counter's / interval's | at least | memory, the same | at least |",
              "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    for outcome in outcomes():
-        if outcome.row.group != NO_FAULT:
-            continue
-        mean, counter, workload = outcome.result["mean"], outcome.counter["mean"], outcome.row.spec["workload"]
-        stated = STATED.get(workload[0], ("-", "-"))
+    for outcome in no_fault():
         shown = []
-        for field, stated_least in zip(("sent_bytes", "memory_mean_bytes"), stated):
-            ratio = counter[field] / mean[field] if mean[field] else math.inf
-            shown.append(("nothing sent" if math.isinf(ratio) else number(ratio, 1))
-                         + (" **below it**" if stated_least != "-" and ratio < stated_least else ""))
-        lines.append(f"| {workload} | {capacity(outcome.row.spec)} | {100 * least(outcome.result, 'agreement'):.2f} | 99.9 "
-                     f"| {100 * counter['agreement']:.2f} | {shown[0]} | {stated[0]} | {shown[1]} | {stated[1]} |")
+        for field, least_stated in stated(outcome):
+            value = ratio(outcome, field)
+            shown.append(("nothing sent" if math.isinf(value) else number(value, 1))
+                         + (" **below it**" if least_stated and value < least_stated else "") + f" | {least_stated or '-'}")
+        lines.append(f"| {outcome.row.spec['workload']} | {capacity(outcome.row.spec)} | {100 * least(outcome.result, 'agreement'):.2f} | 99.9 "
+                     f"| {100 * outcome.counter['mean']['agreement']:.2f} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def missed():
+    """Sentences about each kind of ratio that is below what is stated."""
+    found = {"sent_bytes": [], "memory_mean_bytes": []}
+    for outcome in no_fault():
+        for field, least_stated in stated(outcome):
+            if least_stated and ratio(outcome, field) < least_stated:
+                found[field].append(f"{name_of(outcome)}, {number(ratio(outcome, field), 1)} instead of {least_stated}")
+    said = []
+    for what, field in (("bytes", "sent_bytes"), ("memory", "memory_mean_bytes")):
+        said.append(f"The goal for {what} is missed on {'; '.join(found[field])}." if found[field] else f"The goals for {what} are met.")
+    return " ".join(said)
+
+
+# Heartbeats, what a node holds whatever the traffic, and messages: what the ratios leave out.
+ALL_BYTES = ("sent_bytes", "heartbeat_bytes")
+ALL_MEMORY = ("memory_mean_bytes", "memory_fixed_bytes")
+ALL_MESSAGES = ("messages", "heartbeat_messages")
+
+
+def whole_table():
+    lines = ["| workload | c | bytes, `interval`: data + heartbeats | counter's | counter's / all of interval's"
+             " | messages, `interval`: data + heartbeats | counter's | counter's / interval's data"
+             " | memory of a node, `interval`: keys + fixed | counter's: users + fixed | counter's / interval's, all |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for outcome in no_fault():
+        ours, theirs = outcome.result["mean"], outcome.counter["mean"]
+        both = lambda mean, fields, show: " + ".join(show(mean[field]) for field in fields)  # noqa: E731
+        messages = ratio(outcome, "messages")
+        lines.append(f"| {outcome.row.spec['workload']} | {capacity(outcome.row.spec)} | {both(ours, ALL_BYTES, size)} | {size(theirs['sent_bytes'])} "
+                     f"| {number(ratio(outcome, *ALL_BYTES))} | {both(ours, ALL_MESSAGES, number)} | {number(theirs['messages'])} "
+                     f"| {'nothing sent' if math.isinf(messages) else number(messages)} | {both(ours, ALL_MEMORY, size)} "
+                     f"| {both(theirs, ALL_MEMORY, size)} | {number(ratio(outcome, *ALL_MEMORY))} |")
+    return "\n".join(lines)
+
+
+def worse(*fields):
+    """Where `interval` uses more than the counter, and how many times as much."""
+    found = [(ratio(outcome, *fields), name_of(outcome)) for outcome in no_fault()]
+    return ", ".join(f"{name} {number(1 / value, 1)}x" for value, name in found if 0 < value < 1) or "none"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -689,8 +764,12 @@ most of them one user asks for 21.5c within a minute (B-extreme): a burst that n
 
 FAULTS_TEXT = """\
 `interval` under faults, 30 nodes and 1 ms unless said. The worst of the runs for agreement, overshoot and undershoot, beside
-the bound that the design states for it; bytes and messages are a request admitted, as means, without heartbeats.
+the bound that the design states for it; rejections, bytes and messages are means, the latter two a request admitted and without
+heartbeats.
 
+- *rejections, of those due*: how many requests were rejected, of how many one central limiter rejects. After a crash they can
+  be few though agreement is high: what a dead node had not sent is lost, and a user who exceeds the limit by less is not limited.
+  The fewer nodes, the more that is.
 - *overshoot*: tokens that a user got above what the limit allows at any moment; *undershoot*: tokens withheld that one
   limiter would have given. Both are net: an early denial that a later admission pays back is in neither. Agreement counts
   both of them, so users steady just above the rate, whose every request is a close call, are judged by net tokens.

@@ -400,7 +400,7 @@ Run: {ran(spec(workload, "queue+fa"))}
 """
     memory, sent = ratios["queue+fa"]
     label = workload if precision else "B-just (for the thesis' barely)"
-    digits = "Erlang terms there, packed C++ states here: a counter gains most by packing"
+    digits = "Erlang terms there, packed bytes here"
     rows = [Row(of, f"counter's rejection curve, {label}", percent(theirs[0]), percent(counter), counter < queue, ""),
             Row(of, f"queue+FA's rejection curve, {label}", percent(theirs[1]), percent(queue), queue > counter, ""),
             Row(of, f"queue+FA+LINF's rejection curve, {label}", "-", percent(found["queue+fa+linf"]["rejection_curve_ratio"]),
@@ -460,9 +460,9 @@ def section_c():
 {area_table("C", found, RUNS_C)}
 The queue uses {more(memory)} memory than the counter and {more(sent)} bandwidth (the thesis: 86 % less, and 0.0025 % more). The
 direction in memory is the same: a counter never forgets a user, a queue does when its births are dead. Bandwidth comes out in
-the queue's favour here: for an admitted request the counter sends the user's whole bucket, 26 bytes and 8 for each node that
-ever served the user, the queue one birth of 16 bytes under a head of 12; and most of these users have few births alive at a
-time, so that few deaths change. The thesis gives no reason for its two being equal.
+the queue's favour here: for an admitted request the counter sends the user's whole bucket, with a count for each node that
+ever served the user, the queue one birth; and most of these users have few births alive at a time, so that few deaths change. The
+thesis gives no reason for its two being equal.
 
 The users that have asked so far:
 
@@ -472,7 +472,7 @@ Run: {ran(spec("C", "queue"), RUNS_C)}
     rows = [Row("5.13", "queue's memory against the counter's, C", "86 % less", more(memory), memory < 1,
                 "depends on how many requests the many small users make, which the thesis does not say"),
             Row("5.13", "queue's bandwidth against the counter's, C", "0.0025 % more", more(sent), abs(sent - 1) < 0.05,
-                "a bucket of up to 266 bytes goes round for each request, where a queue sends 28")]
+                "a whole bucket goes round for each request, where a queue sends one birth")]
     return Section("Data set C (5.13, 5.14)", text, rows)
 
 
@@ -645,7 +645,8 @@ def section_crash():
     found = means([crashed(*one, crashes) for one, crashes in cases], RUNS_CRASH)
     extra = [mean["false_admissions"] - before["false_admissions"] for mean, before in zip(found, whole)]
     lines = [(f"`{strategy}`" + (" `--copy`" if copy else "") + (", back one after another" if crashes is CRASHES_APART else ""),
-              percent(mean["agreement"], 2), percent(before["agreement"], 2), count(more_of), count(mean["overshoot_max"]),
+              percent(mean["agreement"], 2), percent(before["agreement"], 2),
+              f"{count(mean['rejected'])} of {count(mean['central_rejected'])}", count(more_of), count(mean["overshoot_max"]),
               count(before["overshoot_max"]), size(mean["repair_bytes"]))
              for ((strategy, copy), crashes), mean, before, more_of in zip(cases, found, whole, extra)]
     lost = dict(zip(cases, extra))
@@ -656,7 +657,7 @@ next live node meanwhile. The thesis (5.5) expects both designs to fare alike wh
 up soon, since each bucket that arrives is whole, and a returning queue not to, unless it copies a whole state.
 
 {shown}
-{table(("", "agreement", "the same without the crash", "more wrongly admitted", "worst overshoot", "the same without", "repair"), lines)}
+{table(("", "agreement", "the same without the crash", "rejections, of those due", "more wrongly admitted", "worst overshoot", "the same without", "repair"), lines)}
 That is what comes out: the returning queue admits {count(queue)} requests more than without the crash, the counter {count(counter)}. For the
 copying queue it is {count(copying)}, and {count(apart)} when the three return a second apart: where they return at once, one may take its
 copy from another that is as empty. `interval` copies when it returns, as part of its protocol; what is left is what the three

@@ -14,11 +14,94 @@ constexpr Nanos kToldLate{2'000'000'000};
 
 }  // namespace
 
-std::size_t StoredSet::capacity(std::size_t size) noexcept { return size + size % 2; }
+// Intervals in bytes.
+
+namespace {
+
+std::byte* put_varint(std::byte* at, std::uint64_t value) noexcept {
+  for (; value >= 0x80; value >>= 7) *at++ = static_cast<std::byte>(value | 0x80);
+  *at++ = static_cast<std::byte>(value);
+  return at;
+}
+std::size_t varint_size(std::uint64_t value) noexcept {
+  return (static_cast<std::size_t>(std::bit_width(value | 1)) + 6) / 7;
+}
+std::int64_t get_varint(const std::byte*& at) noexcept {
+  std::uint64_t value = 0;
+  unsigned shift = 0;
+  while (std::to_integer<unsigned>(*at) >= 0x80) {
+    value |= (std::to_integer<std::uint64_t>(*at++) & 0x7f) << shift;
+    shift += 7;
+  }
+  return static_cast<std::int64_t>(value | std::to_integer<std::uint64_t>(*at++) << shift);
+}
+
+}  // namespace
+
+template <class Visit>
+void PackedIntervals::each(Visit visit) const noexcept {
+  Interval interval{oldest(), {0}};
+  const std::byte* at = block_ + sizeof interval.start.v;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (i != 0) interval.start.v += get_varint(at);
+    interval.count.v = get_varint(at);
+    visit(i, interval);
+  }
+}
+
+std::size_t PackedIntervals::write(const IntervalSet& set, std::byte* to) noexcept {
+  std::size_t bytes = sizeof(std::int64_t);
+  if (to != nullptr) to = static_cast<std::byte*>(std::memcpy(to, &set.begin()->start.v, bytes)) + bytes;
+  for (const Interval* it = set.begin(); it != set.end(); ++it) {
+    const auto count = static_cast<std::uint64_t>(it->count.v);
+    const auto step = it == set.begin() ? 0 : static_cast<std::uint64_t>((it->start - (it - 1)->start).v);
+    bytes += varint_size(count) + (step == 0 ? 0 : varint_size(step));
+    if (to == nullptr) continue;
+    if (step != 0) to = put_varint(to, step);
+    to = put_varint(to, count);
+  }
+  return bytes;
+}
+
+PackedIntervals PackedIntervals::make(const IntervalSet& set) {
+  assert(set.size() >= 2);
+  const std::size_t bytes = write(set, nullptr);
+  PackedIntervals made;
+  made.block_ = new std::byte[capacity(bytes)];
+  made.sizes_ = static_cast<std::uint32_t>(bytes << 8 | set.size());
+  write(set, made.block_);
+  return made;
+}
+
+bool PackedIntervals::overwrite(const IntervalSet& set) noexcept {
+  const std::size_t bytes = write(set, nullptr);
+  if (capacity(bytes) != capacity()) return false;
+  sizes_ = static_cast<std::uint32_t>(bytes << 8 | set.size());
+  write(set, block_);
+  return true;
+}
+
+IntervalSet PackedIntervals::load() const noexcept {
+  std::array<Interval, kIntervalCap> intervals;
+  each([&](std::size_t i, const Interval& interval) { intervals[i] = interval; });
+  return IntervalSet::from({intervals.data(), size()});
+}
+
+Tokens PackedIntervals::weight() const noexcept {
+  Tokens sum;
+  each([&](std::size_t, const Interval& interval) { sum = sum + interval.count; });
+  return sum;
+}
+
+Interval PackedIntervals::last() const noexcept {
+  Interval last;
+  each([&](std::size_t, const Interval& interval) { last = interval; });
+  return last;
+}
 
 std::ptrdiff_t StoredSet::clear() noexcept {
   const auto before = static_cast<std::ptrdiff_t>(heap_bytes());
-  if (count_ < 0) delete[] block();
+  if (count_ < 0) packed().free();
   start_ = 0;
   count_ = 0;
   return -before;
@@ -34,21 +117,13 @@ std::ptrdiff_t StoredSet::store(const IntervalSet& set) {
     }
     return -before;
   }
-  if (count_ >= 0 || capacity(size()) != capacity(set.size())) {
-    auto* const room = new Interval[capacity(set.size())];
+  PackedIntervals block = count_ < 0 ? packed() : PackedIntervals();
+  if (count_ >= 0 || !block.overwrite(set)) {
+    block = PackedIntervals::make(set);
     clear();
-    start_ = reinterpret_cast<std::intptr_t>(room);
   }
-  std::copy(set.begin(), set.end(), block());
-  count_ = -static_cast<std::int64_t>(set.size());
+  adopt(block);
   return static_cast<std::ptrdiff_t>(heap_bytes()) - before;
-}
-
-Tokens StoredSet::weight() const noexcept {
-  if (count_ >= 0) return {count_};
-  Tokens sum;
-  for (std::size_t i = 0; i < size(); ++i) sum = sum + block()[i].count;
-  return sum;
 }
 
 std::uint32_t ArrivalRate::units(Tokens tokens, Tokens capacity, Nanos at) noexcept {
@@ -123,11 +198,17 @@ KeyState::Large& KeyState::enlarge(const Policy& policy) {
   if (slot_->large) return block();
   const std::uint32_t index = part_->take();
   Large& made = part_->blocks[index];
-  made.published.store(small_set(true));
-  made.unsent.store(small_set(false));
-  made.own_rate = own_rate(policy.capacity);
-  made.remote_rate = remote_rate(policy.capacity);
-  slot_->time = small_tat(policy).v;
+  const Nanos tat = small_tat(policy);
+  if (slot_->packed) {
+    (slot_->published ? made.published : made.unsent).adopt(packed());
+    slot_->packed = 0;
+  } else {
+    made.published.store(small_set(true));
+    made.unsent.store(small_set(false));
+    made.own_rate = own_rate(policy.capacity);
+    made.remote_rate = remote_rate(policy.capacity);
+  }
+  slot_->time = tat.v;
   slot_->count = index;
   slot_->counts = kNoCounts;
   slot_->large = 1;
@@ -150,8 +231,29 @@ bool KeyState::store_small(bool published, const IntervalSet& set) noexcept {
   return true;
 }
 
+// The same for a packed key, which is small afterwards if that is enough.
+bool KeyState::store_packed(bool published, const IntervalSet& set) {
+  if (small_in(!published)) return set.empty();
+  PackedIntervals block = packed();
+  part_->heap -= static_cast<std::ptrdiff_t>(block.capacity());
+  if (set.size() > 1) {
+    if (!block.overwrite(set)) {
+      const PackedIntervals made = PackedIntervals::make(set);
+      std::exchange(block, made).free();
+    }
+    slot_->time = block.pointer();
+    slot_->count = block.sizes();
+    part_->heap += static_cast<std::ptrdiff_t>(block.capacity());
+    return true;
+  }
+  block.free();
+  slot_->packed = 0;
+  slot_->time = slot_->count = 0;
+  return store_small(published, set);
+}
+
 void KeyState::set(const Policy& policy, bool published, const IntervalSet& set) {
-  if (!slot_->large && store_small(published, set)) return;
+  if (slot_->packed ? store_packed(published, set) : !slot_->large && store_small(published, set)) return;
   Large& sets = enlarge(policy);
   part_->heap += published ? sets.published.store(set) : sets.unsent.store(set);
 }
@@ -184,7 +286,7 @@ void KeyState::set_tat(const Policy& policy, Nanos tat) {
 
 // Notes the tokens as what made a small key; false if it can't.
 bool KeyState::count_small(Counts which, Tokens tokens, std::uint32_t number) noexcept {
-  if (slot_->counts != kNoCounts || slot_->count == 0 || tokens.v != slot_->count) return false;
+  if (slot_->packed || slot_->counts != kNoCounts || slot_->count == 0 || tokens.v != slot_->count) return false;
   slot_->counts = which;
   slot_->period = number;
   return true;
@@ -229,18 +331,26 @@ void KeyState::rest(const Policy& policy, Nanos now) noexcept {
   if (!stale) return;
   slot_->counts = kNoCounts;
   if (!slot_->large) return;
-  const Large& sets = block();
-  if (sets.published.intervals() + sets.unsent.intervals() > 1) return;
+  Large& sets = block();
+  if (!sets.published.empty() && !sets.unsent.empty()) return;
   const bool published = !sets.published.empty();
-  const StoredSet& only = published ? sets.published : sets.unsent;
+  StoredSet& only = published ? sets.published : sets.unsent;
   const Nanos end = only.tat(policy);
   // All TATs that have passed say the same, even for births that were admitted a moment ago and are told late.
   const bool passed = std::max(end, Nanos{slot_->time}) <= now - kToldLate;
-  if (only.weight().v > UINT32_MAX || (end.v != slot_->time && !passed)) return;
+  const bool packed = only.intervals() > 1;
+  if ((!packed && only.weight().v > UINT32_MAX) || (end.v != slot_->time && !passed)) return;
   const std::uint32_t gone = slot_->count;
-  slot_->time = only.oldest().v;
-  slot_->count = static_cast<std::uint32_t>(only.weight().v);
+  if (packed) {
+    const PackedIntervals block = only.release();
+    slot_->time = block.pointer();
+    slot_->count = block.sizes();
+  } else {
+    slot_->time = only.oldest().v;
+    slot_->count = static_cast<std::uint32_t>(only.weight().v);
+  }
   slot_->published = published ? 1 : 0;
+  slot_->packed = packed ? 1 : 0;
   slot_->large = 0;
   part_->give_back(gone);
 }
@@ -307,6 +417,11 @@ void Keys::erase(LimiterSlot limiter, KeyHash key) noexcept {
 void Keys::erase_at(Segment& part, std::size_t place) noexcept {
   const std::size_t places = part.places.size();
   if (part.places[place].large) part.give_back(part.places[place].count);
+  if (part.places[place].packed) {
+    const PackedIntervals block(part.places[place].time, part.places[place].count);
+    part.heap -= static_cast<std::ptrdiff_t>(block.capacity());
+    block.free();
+  }
   --of_[part.places[place].limiter];
   part.places[place] = Slot{};
   --part.used;

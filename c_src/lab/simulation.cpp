@@ -9,6 +9,7 @@
 #include <numeric>
 #include <ostream>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 #include "lab/error.hpp"
@@ -81,7 +82,11 @@ class Simulation {
         sample_at_(start_ + kSecond) {
     keys_.reserve(workload.users.size());
     for (const std::string& user : workload.users) keys_.push_back(key_of(user));
-    for (std::uint32_t node = 0; node < config.nodes; ++node) members_.push_back({node});
+    for (std::uint32_t node = 0; node < config.nodes; ++node) {
+      members_.push_back(id_of(node));
+      number_of_.emplace(id_of(node).v, node);
+    }
+    std::sort(members_.begin(), members_.end());
   }
 
   Result run() {
@@ -173,9 +178,12 @@ class Simulation {
   void boot(std::uint32_t index) {
     Node& node = nodes_[index];
     ++node.incarnation;
-    const Place place{{index},
+    std::vector<NodeId> neighbours;
+    for (const NodeId other : network_.neighbours(index)) neighbours.push_back(id_of(other.v));
+    std::sort(neighbours.begin(), neighbours.end());
+    const Place place{id_of(index),
                       members_,
-                      network_.neighbours(index),
+                      std::move(neighbours),
                       mix(mix(config_.seed, 0x6d616368696e6573), (std::uint64_t{node.incarnation} << 32) | index),
                       clock(index),
                       node.incarnation};
@@ -237,20 +245,22 @@ class Simulation {
     slots_.clear();
     for (Bytes& frame : effects_.frames) slots_.push_back(frames_.add(std::move(frame)));
     for (const Send& send : effects_.sends) {
-      if (send.to.v >= config_.nodes || send.to.v == from || send.frame >= slots_.size()) {
+      const auto found = number_of_.find(send.to.v);
+      if (found == number_of_.end() || found->second == from || send.frame >= slots_.size()) {
         throw std::logic_error("a machine sent a frame that is not there, or to a node that is not");
       }
+      const std::uint32_t to = found->second;
       const std::uint32_t frame = slots_[send.frame];
-      const std::uint32_t hops = network_.hops(from, send.to.v);
+      const std::uint32_t hops = network_.hops(from, to);
       Sent& sent = send.traffic == Traffic::data     ? result_.data
                    : send.traffic == Traffic::repair ? result_.repair
                                                      : result_.heartbeat;
       sent.bytes += hops * frames_.bytes(frame).size();
       sent.messages += hops;
-      const Network::Fate fate = network_.send(from, send.to.v, now_ - start_);
+      const Network::Fate fate = network_.send(from, to, now_ - start_);
       if (fate.copies == 0) ++result_.lost_messages;
       for (std::uint32_t copy = 0; copy < fate.copies; ++copy) {
-        events_.arrival(now_ + fate.delay[copy], frame, from, send.to.v, send.traffic);
+        events_.arrival(now_ + fate.delay[copy], frame, from, to, send.traffic);
       }
       frames_.share(frame, fate.copies);
       if (send.traffic != Traffic::heartbeat) in_flight_ += fate.copies;
@@ -263,7 +273,7 @@ class Simulation {
     if (nodes_[event.to].machine == nullptr || network_.cut(event.from, event.to, now_ - start_)) {
       ++result_.lost_messages;
     } else {
-      step(event.to, Arrival{{event.from}, frames_.bytes(event.frame)});
+      step(event.to, Arrival{id_of(event.from), frames_.bytes(event.frame)});
     }
     frames_.release(event.frame);
   }
@@ -440,6 +450,7 @@ class Simulation {
   std::vector<Fault> faults_;
   std::vector<Node> nodes_;
   std::vector<NodeId> members_;
+  std::unordered_map<std::uint32_t, std::uint32_t> number_of_;
   std::vector<KeyHash> keys_;
   std::vector<std::uint16_t> asked_at_;  // the node of each request, or kNotAsked, kDecided
   std::vector<bool> seen_;               // users that asked
@@ -508,6 +519,14 @@ bool is_strategy(std::string_view name) {
   return std::any_of(all.begin(), all.end(), [&](const StrategyHelp& one) { return one.name == name; });
 }
 
+NodeId id_of(std::uint32_t node) noexcept {
+  // Each step is one to one.
+  std::uint32_t id = node + 1;
+  id = (id ^ id >> 16U) * 0x85ebca6bU;
+  id = (id ^ id >> 13U) * 0xc2b2ae35U;
+  return {id ^ id >> 16U};
+}
+
 std::uint32_t node_of(const Request& request, KeyHash user, std::uint32_t nodes) noexcept {
   if (nodes == 1) return 0;
   if (request.node != kAnyNode) return static_cast<std::uint32_t>(request.node);
@@ -544,7 +563,7 @@ std::vector<std::uint8_t> decide_centrally(const Factory& factory, std::string_v
                                            const std::vector<Nanos>& at) {
   Options options;
   options.policy = policy;
-  const std::unique_ptr<Machine> machine = factory(strategy, options, {{0}, {{0}}, {}, 0, at.front(), 1});
+  const std::unique_ptr<Machine> machine = factory(strategy, options, {id_of(0), {id_of(0)}, {}, 0, at.front(), 1});
   if (machine == nullptr) throw Error(fmt::format("unknown strategy \"{}\"", strategy));
   std::vector<KeyHash> keys;
   keys.reserve(workload.users.size());

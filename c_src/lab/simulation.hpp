@@ -6,7 +6,8 @@
 //
 // What happens, happens in order of simulated nanoseconds; at the same one first frames and ticks, which were scheduled
 // before, in that order, then the monitors' second, then crashes and returns, then requests in their order. Each
-// machine sees the simulated time plus its node's skew, and knows all members from the start.
+// machine sees the simulated time plus its node's skew, and knows all members from the start. Users and the command
+// line count nodes from 0; machines call them by ids that are hashes.
 //
 // Ground truth: before the nodes run, a central counter and a central queue (the same strategies on one node) decide
 // the same stream. The queue's decisions are the truth; where the counter decides otherwise is counted.
@@ -103,6 +104,10 @@ struct StrategyHelp {
 // The names that `run` takes: those that `make` knows, and the central ones.
 std::vector<StrategyHelp> strategy_help();
 bool is_strategy(std::string_view name);
+
+// What a node is called among machines: a hash, as on real nodes, where nothing may depend on who has the least. Two
+// nodes have two of them.
+NodeId id_of(std::uint32_t node) noexcept;
 
 // The node of a request, of `nodes`.
 std::uint32_t node_of(const Request& request, KeyHash user, std::uint32_t nodes) noexcept;

@@ -2,9 +2,11 @@
 #include "thesis/counter.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace weir::thesis {
 namespace {
@@ -17,8 +19,36 @@ Nanos at_most(Tokens tokens, Nanos each) noexcept {
 
 }  // namespace
 
+static_assert(std::endian::native == std::endian::little, "a number's first bytes are its low ones");
+
+void Counts::widen(std::uint32_t value) {
+  const std::uint32_t width = value <= UINT8_MAX ? 1 : value <= UINT16_MAX ? 2 : 4;
+  if (width <= width_) return;
+  std::vector<std::byte> wide(size() * width);
+  for (std::size_t i = 0; i < size(); ++i) {
+    const std::uint32_t count = (*this)[i];
+    std::memcpy(&wide[i * width], &count, width);
+  }
+  bytes_ = std::move(wide);
+  width_ = width;
+}
+
+void Counts::grow(std::size_t size) {
+  if (size * width_ <= bytes_.size()) return;
+  bytes_.reserve(size * width_);
+  bytes_.resize(size * width_);
+}
+
+bool operator==(const Counts& a, const Counts& b) noexcept {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 Tokens CounterState::consumed() const noexcept {
-  return {std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0})};
+  return {counts_.visit([&](auto* first) { return std::accumulate(first, first + counts_.size(), std::int64_t{0}); })};
 }
 
 void CounterState::refill(const Policy& policy, Nanos now, Refill how) noexcept {
@@ -61,42 +91,31 @@ bool CounterState::consume(const Policy& policy, Nanos now, Tokens hits, std::si
   // All but the last token must fit whole, of the last one a part will do: where the limit is in whole tokens that is
   // consumed + hits <= limit, and for one token it is what the listing says.
   if (at_most(consumed() + hits - Tokens{1}, policy.interval) >= limit_) return false;
-  grow(node + 1);
+  counts_.grow(node + 1);
   const std::int64_t most = std::numeric_limits<std::uint32_t>::max();
-  counts_[node] = static_cast<std::uint32_t>(std::min(counts_[node] + hits.v, most));
+  counts_.set(node, static_cast<std::uint32_t>(std::min(counts_[node] + hits.v, most)));
   return true;
 }
 
-bool CounterState::merge(const CounterState& other) {
-  const std::size_t both = std::min(counts_.size(), other.counts_.size());
-  const std::uint32_t* const mine = counts_.data();
-  const std::uint32_t* const theirs = other.counts_.data();
-  std::uint32_t news = 0;
-  for (std::size_t i = 0; i < both; ++i) news |= theirs[i] > mine[i] ? 1U : 0U;
-  for (std::size_t i = both; i < other.counts_.size(); ++i) news |= theirs[i];
+bool CounterState::merge(Nanos limit, Nanos refilled, std::span<const std::uint32_t> counts) {
+  const std::size_t both = std::min(counts_.size(), counts.size());
+  std::uint32_t found = counts_.visit([&](auto* mine) {
+    std::uint32_t more = 0;
+    for (std::size_t i = 0; i < both; ++i) more |= counts[i] > mine[i] ? 1U : 0U;
+    return more;
+  });
+  for (std::size_t i = both; i < counts.size(); ++i) found |= counts[i];
   // Most frames bring no news: then nothing is written.
-  if (news != 0) {
-    grow(other.counts_.size());
-    for (std::size_t i = 0; i < other.counts_.size(); ++i) counts_[i] = std::max(counts_[i], theirs[i]);
+  if (found != 0) {
+    counts_.grow(counts.size());
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] > counts_[i]) counts_.set(i, counts[i]);
+    }
   }
-  if (other.limit_ > limit_) {
-    limit_ = other.limit_;
-    refilled_ = other.refilled_;
-    news = 1;
-  }
-  return news != 0;
-}
-
-void CounterState::grow(std::size_t nodes) {
-  if (nodes <= counts_.size()) return;
-  counts_.reserve(nodes);
-  counts_.resize(nodes);
-}
-
-void CounterState::reset(Nanos limit, Nanos refilled, std::size_t nodes) {
+  if (limit <= limit_) return found != 0;
   limit_ = limit;
   refilled_ = refilled;
-  counts_.assign(nodes, 0);
+  return true;
 }
 
 }  // namespace weir::thesis

@@ -6,7 +6,7 @@
 //
 // Complexity: an admitted request, and each user in a frame that brings news, copies a bucket for each neighbour.
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -19,20 +19,60 @@
 namespace weir::thesis {
 namespace {
 
-constexpr std::size_t kBucketHead = 8 + 8 + 8 + 2;
-constexpr std::size_t kBucketEntry = 4 + 4;
+// A set of members by position, a bit each: the number of its bytes, its bytes. The last one is not 0.
+bool in_set(std::span<const std::byte> set, std::size_t i) noexcept {
+  return (std::to_integer<unsigned>(set[i / 8]) >> (i % 8) & 1U) != 0;
+}
+std::span<const std::byte> read_set(Reader& body) noexcept { return body.raw(body.count(1)); }
 
-// A bucket in a row: as CounterState, without a block of its own.
-struct Bucket {
+// A bucket in bytes, as it lies in a delta state and goes into frames:
+//
+//   limit (a step from 0), 8 refilled, the set of the nodes that count, their counts
+//
+void write_bucket(Writer& writer, const CounterState& bucket, Nanos interval) {
+  writer.step({bucket.limit().v, interval});
+  writer.fixed(bucket.refilled().v);
+  bucket.counts().visit([&](auto* counts) {
+    std::size_t nodes = bucket.counts().size();
+    while (nodes != 0 && counts[nodes - 1] == 0) --nodes;
+    writer.varint((nodes + 7) / 8);
+    for (std::size_t at = 0; at < nodes; at += 8) {
+      unsigned bits = 0;
+      for (std::size_t i = at; i < std::min(at + 8, nodes); ++i) bits |= (counts[i] != 0 ? 1U : 0U) << (i - at);
+      writer.byte(static_cast<std::uint8_t>(bits));
+    }
+    for (std::size_t i = 0; i < nodes; ++i) {
+      if (counts[i] != 0) writer.varint(counts[i]);
+    }
+  });
+}
+
+struct BucketHead {
   Nanos limit;
   Nanos refilled;
-  std::span<const std::uint32_t> counts;
+  std::span<const std::byte> nodes;
 };
-Bucket bucket_of(const CounterState& state) noexcept { return {state.limit(), state.refilled(), state.counts()}; }
+BucketHead read_head(Reader& body, Nanos interval) noexcept {
+  BucketHead head;
+  head.limit = body.step({0}, interval);
+  head.refilled = body.time();
+  head.nodes = read_set(body);
+  return head;
+}
+// What follows the head: visit(position, count) of each node that counts.
+template <class Visit>
+void read_counts(Reader& body, const BucketHead& head, Visit visit) {
+  for (std::size_t at = 0; at < head.nodes.size(); ++at) {
+    for (auto bits = std::to_integer<unsigned>(head.nodes[at]); bits != 0; bits &= bits - 1) {
+      visit(8 * at + static_cast<std::size_t>(std::countr_zero(bits)), body.varint());
+    }
+  }
+}
 
-// A user's delta states: a bucket for each neighbour, all in one block, since they are mostly written together.
+// A user's delta states: a bucket in bytes for each neighbour, all in one block, since they are mostly written
+// together.
 //
-//   row   limit (2 words), refilled (2), number of counts (1; 0: an empty row), counts (stride - 5)
+//   row   4 its length (0: an empty row), its bytes, room up to the stride
 //
 // Counted as memory are the rows in use, each as long as its bucket: what they would take in blocks of their own.
 class CounterRows {
@@ -40,56 +80,49 @@ class CounterRows {
   std::size_t count() const noexcept { return count_; }
   void open(std::size_t count) { restride(count, stride_); }
   void close() noexcept {
-    words_ = std::vector<std::uint32_t>();
+    bytes_ = Bytes();
     count_ = stride_ = 0;
   }
   static std::size_t heap() noexcept { return 0; }
 
-  std::size_t size(std::size_t i) const noexcept { return stride_ == 0 ? 0 : words_[i * stride_ + kSize]; }
-  std::size_t heap(std::size_t i) const noexcept {
-    return size(i) == 0 ? 0 : (kCounts + size(i)) * sizeof(std::uint32_t);
+  std::size_t size(std::size_t i) const noexcept {
+    std::uint32_t size = 0;
+    if (stride_ != 0) std::memcpy(&size, &bytes_[i * stride_], sizeof size);
+    return size;
   }
-  void clear(std::size_t i) noexcept {
-    if (stride_ != 0) words_[i * stride_ + kSize] = 0;
-  }
-  void prefetch(std::size_t i) const noexcept {
-    __builtin_prefetch(&words_[i * stride_]);
-    __builtin_prefetch(&words_[(i + 1) * stride_ - 1]);
-  }
-  void set(std::size_t i, const CounterState& state) {
-    const auto counts = state.counts();
+  std::size_t heap(std::size_t i) const noexcept { return size(i) == 0 ? 0 : kLength + size(i); }
+  void clear(std::size_t i) noexcept { set_size(i, 0); }
+  void prefetch(std::size_t i) const noexcept { __builtin_prefetch(&bytes_[i * stride_]); }
+  void set(std::size_t i, std::span<const std::byte> bucket) {
     // Room for a while: buckets grow as nodes are heard of.
-    if (kCounts + counts.size() > stride_) restride(count_, kCounts + counts.size() + counts.size() / 2);
-    std::uint32_t* const row = &words_[i * stride_];
-    const std::array<std::int64_t, 2> times{state.limit().v, state.refilled().v};
-    std::memcpy(row, times.data(), sizeof times);
-    row[kSize] = static_cast<std::uint32_t>(counts.size());
-    std::copy(counts.begin(), counts.end(), row + kCounts);
+    if (kLength + bucket.size() > stride_) restride(count_, kLength + bucket.size() + bucket.size() / 4);
+    set_size(i, bucket.size());
+    std::copy(bucket.begin(), bucket.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(i * stride_ + kLength));
   }
-  // REQUIRES: the row is not empty. Valid until the next change.
-  Bucket operator[](std::size_t i) const noexcept {
-    const std::uint32_t* const row = &words_[i * stride_];
-    std::array<std::int64_t, 2> times{};
-    std::memcpy(times.data(), row, sizeof times);
-    return {{times[0]}, {times[1]}, {row + kCounts, row[kSize]}};
+  // Valid until the next change.
+  std::span<const std::byte> operator[](std::size_t i) const noexcept {
+    return std::span<const std::byte>(bytes_).subspan(i * stride_ + kLength, size(i));
   }
 
  private:
-  static constexpr std::size_t kSize = 4;
-  static constexpr std::size_t kCounts = 5;
+  static constexpr std::size_t kLength = sizeof(std::uint32_t);
 
+  void set_size(std::size_t i, std::size_t length) noexcept {
+    const auto size = static_cast<std::uint32_t>(length);
+    if (stride_ != 0) std::memcpy(&bytes_[i * stride_], &size, sizeof size);
+  }
   void restride(std::size_t count, std::size_t stride) {
-    std::vector<std::uint32_t> words(count * stride);
+    Bytes bytes(count * stride);
     for (std::size_t i = 0; i < count_ && stride_ != 0; ++i) {
-      std::copy_n(words_.begin() + static_cast<std::ptrdiff_t>(i * stride_), stride_,
-                  words.begin() + static_cast<std::ptrdiff_t>(i * stride));
+      std::copy_n(bytes_.begin() + static_cast<std::ptrdiff_t>(i * stride_), stride_,
+                  bytes.begin() + static_cast<std::ptrdiff_t>(i * stride));
     }
-    words_ = std::move(words);
+    bytes_ = std::move(bytes);
     count_ = count;
     stride_ = stride;
   }
 
-  std::vector<std::uint32_t> words_;
+  Bytes bytes_;
   std::size_t count_ = 0;
   std::size_t stride_ = 0;
 };
@@ -118,41 +151,60 @@ class CounterMachine final : public Gossip {
   }
 
   bool valid(Reader body, std::vector<KeyHash>& keys) const override {
+    const std::span<const std::byte> named = read_set(body);
+    for (std::size_t i = 0; i < 8 * named.size(); ++i) {
+      if (in_set(named, i)) body.fixed<std::uint32_t>();
+    }
     while (!body.done()) {
-      keys.push_back({body.get<std::uint64_t>()});
-      const Nanos limit = body.time();
-      const Nanos refilled = body.time();
-      const auto entries = body.get<std::uint16_t>();
-      if (!on_time_line(limit) || !on_time_line(refilled) || !body.skip(entries * kBucketEntry)) return false;
+      keys.push_back({body.fixed<std::uint64_t>()});
+      const BucketHead head = read_head(body, policy().interval);
+      if (head.nodes.size() > named.size()) return false;
+      for (std::size_t i = 0; i < head.nodes.size(); ++i) {
+        if ((head.nodes[i] & ~named[i]) != std::byte{0}) return false;
+      }
+      bool fits = true;
+      read_counts(body, head, [&](std::size_t, std::uint64_t count) { fits = fits && count <= UINT32_MAX; });
+      if (!fits) return false;
     }
     return body.ok();
   }
 
   void receive(FrameKind kind, std::optional<std::size_t> sender, Reader body, Nanos, Effects&) override {
+    read_nodes(body);
     for (std::size_t i = 0; !body.done(); ++i) {
       states_.prefetch(frame_keys(), i);
-      const KeyHash key{body.get<std::uint64_t>()};
-      read_bucket(body);
+      const KeyHash key{body.fixed<std::uint64_t>()};
+      const BucketHead head = read_head(body, policy().interval);
+      received_.assign(members().size(), 0);
+      read_counts(body, head, [&](std::size_t node, std::uint64_t count) {
+        if (places_[node] != kNoMember) received_[places_[node]] = static_cast<std::uint32_t>(count);
+      });
       Entry& entry = states_.make(key);
       bool news = false;
-      states_.change_local(entry, [&](CounterState& bucket) { news = bucket.merge(received_); });
+      states_.change_local(entry,
+                           [&](CounterState& bucket) { news = bucket.merge(head.limit, head.refilled, received_); });
       if (news && kind != FrameKind::copy) tell(entry, sender);
       states_.sweep(entry);
     }
   }
 
   Bytes gossip_frame(std::size_t neighbour) override {
-    Writer writer(FrameKind::gossip,
-                  states_.pending(neighbour) * kBucketHead + states_.queued(neighbour) * kBucketEntry);
-    states_.drain(neighbour, [&](const Entry& entry) { write_bucket(writer, entry.key, entry.rows[neighbour]); });
-    return writer.take();
+    users_.clear();
+    named_.clear();
+    states_.drain(neighbour, [&](const Entry& entry) { write_user(entry.key, entry.rows[neighbour], named_, users_); });
+    return framed(FrameKind::gossip, named_, users_);
   }
 
   Bytes copy_frame() const override {
-    const std::vector<const Entry*> users = states_.users();
-    Writer writer(FrameKind::copy, users.size() * (kBucketHead + members().size() * kBucketEntry));
-    for (const Entry* const user : users) write_bucket(writer, user->key, bucket_of(user->local));
-    return writer.take();
+    Writer users;
+    Writer bucket;
+    Bytes named;
+    for (const Entry* const user : states_.users()) {
+      bucket.clear();
+      write_bucket(bucket, user->local, policy().interval);
+      write_user(user->key, bucket.bytes(), named, users);
+    }
+    return framed(FrameKind::copy, named, users);
   }
 
   bool pending(std::size_t neighbour) const override { return states_.pending(neighbour) != 0; }
@@ -161,53 +213,71 @@ class CounterMachine final : public Gossip {
   void neighbour_gone(std::size_t neighbour) override {
     states_.drain(neighbour, [](const Entry&) {});
   }
-  Held held_by_design() const override { return {states_.bytes(), states_.fixed() + received_.heap()}; }
+  Held held_by_design() const override {
+    return {states_.bytes(), states_.fixed() + heap_bytes(received_) + heap_bytes(places_) + heap_bytes(named_) +
+                                 bucket_.capacity() + users_.capacity()};
+  }
 
  private:
+  static constexpr std::uint32_t kNoMember = UINT32_MAX;
+
   void tell(Entry& entry, std::optional<std::size_t> sender) {
+    bucket_.clear();
+    write_bucket(bucket_, entry.local, policy().interval);
     for (std::size_t n = 0; n < neighbours().size(); ++n) {
       if (n == sender || neighbours()[n].gone) continue;
-      states_.change_row(entry, n, [&](CounterRows& rows, std::size_t i) { rows.set(i, entry.local); });
+      states_.change_row(entry, n, [&](CounterRows& rows, std::size_t i) { rows.set(i, bucket_.bytes()); });
     }
   }
 
-  void write_bucket(Writer& writer, std::uint64_t key, const Bucket& bucket) const {
-    const std::span<const std::uint32_t> counts = bucket.counts;
-    const auto zeros = static_cast<std::size_t>(std::count(counts.begin(), counts.end(), 0U));
-    writer.put(key);
-    writer.put(bucket.limit);
-    writer.put(bucket.refilled);
-    writer.put(static_cast<std::uint16_t>(counts.size() - zeros));
-    for (std::size_t i = 0; i < counts.size(); ++i) {
-      // Zeros are written and then written over: whether one is there can't be foretold, and to guess wrong costs more.
-      writer.put(members()[i].v);
-      writer.put(counts[i]);
-      if (counts[i] == 0) writer.take_back(kBucketEntry);
-    }
+  // Appends a bucket in bytes, and its nodes to the frame's.
+  void write_user(std::uint64_t key, std::span<const std::byte> bucket, Bytes& named, Writer& users) const {
+    Reader body(bucket);
+    const std::span<const std::byte> nodes = read_head(body, policy().interval).nodes;
+    if (named.size() < nodes.size()) named.resize(nodes.size());
+    for (std::size_t i = 0; i < nodes.size(); ++i) named[i] |= nodes[i];
+    users.fixed(key);
+    users.raw(bucket);
   }
 
-  // Counts of nodes that are not members are left out.
-  void read_bucket(Reader& body) {
-    const Nanos limit = body.time();
-    const Nanos refilled = body.time();
-    received_.reset(limit, refilled, members().size());
+  Bytes framed(FrameKind kind, const Bytes& named, const Writer& users) const {
+    Writer frame(kind, 2 + named.size() + 4 * members().size() + users.bytes().size());
+    frame.varint(named.size());
+    frame.raw(named);
+    for (std::size_t i = 0; i < 8 * named.size(); ++i) {
+      if (in_set(named, i)) frame.fixed(members()[i].v);
+    }
+    frame.raw(users.bytes());
+    return frame.take();
+  }
+
+  // Where the nodes that a frame names are among the members here.
+  void read_nodes(Reader& body) {
+    const std::span<const std::byte> named = read_set(body);
+    places_.assign(8 * named.size(), kNoMember);
     std::size_t at = 0;
-    for (auto entries = body.get<std::uint16_t>(); entries != 0; --entries) {
-      const NodeId node{body.get<std::uint32_t>()};
-      const auto count = body.get<std::uint32_t>();
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (!in_set(named, i)) continue;
+      const NodeId node{body.fixed<std::uint32_t>()};
       // Nodes mostly have the same members in the same order: the place is the next one, or a little further on.
       while (at < members().size() && members()[at] < node) ++at;
       if (at == members().size() || members()[at] != node) {
         const auto found = std::find(members().begin(), members().end(), node);
+        // Counts of nodes that are not members are left out.
         if (found == members().end()) continue;
         at = static_cast<std::size_t>(found - members().begin());
       }
-      received_.set(at, count);
+      places_[i] = static_cast<std::uint32_t>(at);
     }
   }
 
   Users states_;
-  CounterState received_;
+  // Of one step, kept for their memory.
+  std::vector<std::uint32_t> received_;
+  std::vector<std::uint32_t> places_;
+  Bytes named_;
+  Writer bucket_;
+  Writer users_;
 };
 
 }  // namespace

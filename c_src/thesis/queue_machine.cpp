@@ -24,6 +24,9 @@
 // births, (w - 1) / 2 on average. Both assume that a user's requests are spread over all nodes; one whose requests all
 // come to this node is denied when up to (N - 1)(w - 1) / 2 tokens are left: a false positive.
 //
+// Memory: queues are counted as the bytes that they take packed as in a frame, a block each, the pointer to it besides.
+// They lie here unpacked, so that a run takes seconds: packed and unpacked they say the same.
+//
 // Complexity: an admitted request and each user in a frame touch each neighbour's delta state of that user.
 #include <algorithm>
 #include <bit>
@@ -39,7 +42,64 @@
 namespace weir::thesis {
 namespace {
 
-constexpr std::size_t kQueueHead = 8 + 4;
+constexpr std::size_t kQueueHead = 8 + 2;
+constexpr std::size_t kElementMost = 5 + 10;
+
+// Elements one after the other, each as steps from the last one (wire.hpp).
+template <class E>
+class QueueBytes {
+ public:
+  explicit QueueBytes(Nanos interval) noexcept : interval_(interval) {}
+
+  void write(Writer& writer, const E& element) {
+    writer.varint(zigzag((element.birth - birth_).v));
+    if constexpr (kHasDeath<E>) writer.step(death_step(element));
+    if constexpr (kHasIdentity<E>) writer.fixed(element.identity);
+    follow(element);
+  }
+  std::size_t size(const E& element) noexcept {
+    std::size_t bytes = varint_size(zigzag((element.birth - birth_).v));
+    if constexpr (kHasDeath<E>) bytes += death_step(element).size();
+    if constexpr (kHasIdentity<E>) bytes += sizeof element.identity;
+    follow(element);
+    return bytes;
+  }
+  E read(Reader& body) noexcept {
+    E element{};
+    element.birth = body.step(birth_);
+    if constexpr (kHasDeath<E>) element.death = body.step(first_ ? element.birth : death_, interval_);
+    if constexpr (kHasIdentity<E>) element.identity = body.template fixed<std::uint64_t>();
+    follow(element);
+    return element;
+  }
+  // The elements of another queue.
+  void next() noexcept { first_ = true; }
+
+ private:
+  Step death_step(const E& element) const noexcept {
+    return {(element.death - (first_ ? element.birth : death_)).v, interval_};
+  }
+  void follow(const E& element) noexcept {
+    birth_ = element.birth;
+    if constexpr (kHasDeath<E>) death_ = element.death;
+    first_ = false;
+  }
+
+  Nanos interval_;
+  Nanos birth_{0};
+  Nanos death_{0};
+  bool first_ = true;
+};
+
+// What a queue takes as one block of bytes: its length and its elements, as in a frame. Empty ones have no block.
+template <class E>
+std::size_t packed_size(std::span<const E> queue, Nanos interval) noexcept {
+  if (queue.empty()) return 0;
+  QueueBytes<E> bytes(interval);
+  std::size_t size = sizeof(std::uint16_t);
+  for (const E& element : queue) size += bytes.size(element);
+  return size;
+}
 
 // A user's delta states: a queue for each neighbour. Most frames bring no news and kill nothing: then the rows, which
 // lie all over the memory, need not be looked at, since it is known before when the first of their elements may die.
@@ -52,10 +112,11 @@ class QueueRows {
     rows_ = std::vector<std::vector<E>>();
     first_death_ = kNever;
   }
-  std::size_t heap() const noexcept { return heap_bytes(rows_); }
+  // Where each row's block is.
+  std::size_t heap() const noexcept { return rows_.size() * sizeof(void*); }
 
   std::size_t size(std::size_t i) const noexcept { return rows_[i].size(); }
-  std::size_t heap(std::size_t i) const noexcept { return heap_bytes(rows_[i]); }
+  static std::size_t heap(std::size_t) noexcept { return 0; }  // see held_by_design
   void clear(std::size_t i) noexcept { rows_[i] = std::vector<E>(); }
   void prefetch(std::size_t i) const noexcept { __builtin_prefetch(&rows_[i]); }
 
@@ -116,14 +177,15 @@ class QueueMachine final : public Gossip {
   }
 
   bool valid(Reader body, std::vector<KeyHash>& keys) const override {
+    QueueBytes<E> bytes(policy().interval);
     while (!body.done()) {
-      keys.push_back({body.get<std::uint64_t>()});
-      const auto count = body.get<std::uint32_t>();
-      if (!body.has(std::size_t{count} * sizeof(E))) return false;
+      keys.push_back({body.fixed<std::uint64_t>()});
+      const std::size_t count = body.count(1);
+      bytes.next();
       E last{};
-      for (std::uint32_t n = 0; n < count; ++n) {
-        const E element = read_element(body);
-        if (!on_time_line(element.birth) || !on_time_line(death_of(element, policy()))) return false;
+      for (std::size_t n = 0; n < count; ++n) {
+        const E element = bytes.read(body);
+        if (!body.ok() || death_of(element, policy()) > kTimeMax) return false;
         if (n != 0 && (before(element, last) || (!rules_.literal && !before(last, element)))) return false;
         last = element;
       }
@@ -132,11 +194,13 @@ class QueueMachine final : public Gossip {
   }
 
   void receive(FrameKind kind, std::optional<std::size_t> sender, Reader body, Nanos now, Effects& effects) override {
+    QueueBytes<E> bytes(policy().interval);
     for (std::size_t i = 0; !body.done(); ++i) {
       states_.prefetch(frame_keys(), i);
-      const KeyHash key{body.get<std::uint64_t>()};
-      received_.resize(body.get<std::uint32_t>());
-      for (E& element : received_) element = read_element(body);
+      const KeyHash key{body.fixed<std::uint64_t>()};
+      received_.resize(body.count(1));
+      bytes.next();
+      for (E& element : received_) element = bytes.read(body);
       Entry& entry = states_.make(key);
       states_.change_local(
           entry, [&](UserQueue<E>& queue) { queue.merge(policy(), now, received_, rules_, updates_, scratch_); });
@@ -153,17 +217,17 @@ class QueueMachine final : public Gossip {
   }
 
   Bytes gossip_frame(std::size_t neighbour) override {
-    Writer writer(FrameKind::gossip, states_.pending(neighbour) * kQueueHead + states_.queued(neighbour) * sizeof(E));
-    states_.drain(neighbour, [&](const Entry& entry) { write_queue(writer, entry.key, entry.rows[neighbour]); });
+    Writer writer(FrameKind::gossip,
+                  states_.pending(neighbour) * kQueueHead + states_.queued(neighbour) * kElementMost);
+    QueueBytes<E> bytes(policy().interval);
+    states_.drain(neighbour, [&](const Entry& entry) { write_queue(writer, bytes, entry.key, entry.rows[neighbour]); });
     return writer.take();
   }
 
   Bytes copy_frame() const override {
-    std::size_t size = 0;
-    const std::vector<const Entry*> users = states_.users();
-    for (const Entry* const user : users) size += kQueueHead + user->local.elements().size_bytes();
-    Writer writer(FrameKind::copy, size);
-    for (const Entry* const user : users) write_queue(writer, user->key, user->local.elements());
+    Writer writer(FrameKind::copy);
+    QueueBytes<E> bytes(policy().interval);
+    for (const Entry* const user : states_.users()) write_queue(writer, bytes, user->key, user->local.elements());
     return writer.take();
   }
 
@@ -193,7 +257,13 @@ class QueueMachine final : public Gossip {
     if (design_.least_informed_first) priorities_[neighbour] = 0;
   }
   Held held_by_design() const override {
-    return {states_.bytes() + heap_bytes(priorities_),
+    const Nanos interval = policy().interval;
+    std::size_t packed = 0;
+    states_.each([&](const Entry& entry) {
+      packed += packed_size(entry.local.elements(), interval);
+      for (std::size_t n = 0; n < entry.rows.count(); ++n) packed += packed_size<E>(entry.rows[n], interval);
+    });
+    return {states_.bytes() + packed + heap_bytes(priorities_),
             states_.fixed() + heap_bytes(received_) + heap_bytes(updates_) + heap_bytes(scratch_) + heap_bytes(rest_)};
   }
 
@@ -292,8 +362,9 @@ class QueueMachine final : public Gossip {
   void send_urgent(Entry& entry, std::size_t neighbour, Effects& effects) {
     if (!states_.has(entry, neighbour)) return;
     const std::vector<E>& delta = entry.rows[neighbour];
-    Writer writer(FrameKind::urgent, kQueueHead + delta.size() * sizeof(E));
-    write_queue(writer, entry.key, delta);
+    Writer writer(FrameKind::urgent, kQueueHead + delta.size() * kElementMost);
+    QueueBytes<E> bytes(policy().interval);
+    write_queue(writer, bytes, entry.key, delta);
     if (design_.least_informed_first) {
       priorities_[neighbour] -= std::min<std::uint64_t>(priorities_[neighbour], delta.size());
     }
@@ -306,21 +377,11 @@ class QueueMachine final : public Gossip {
     effects.sends.push_back({neighbours()[neighbour].id, index, Traffic::data});
   }
 
-  static void write_queue(Writer& writer, std::uint64_t key, std::span<const E> queue) noexcept {
-    writer.put(key);
-    writer.put(static_cast<std::uint32_t>(queue.size()));
-    for (const E& element : queue) {
-      writer.put(element.birth);
-      if constexpr (kHasDeath<E>) writer.put(element.death);
-      if constexpr (kHasIdentity<E>) writer.put(element.identity);
-    }
-  }
-  static E read_element(Reader& body) noexcept {
-    E element{};
-    element.birth = body.time();
-    if constexpr (kHasDeath<E>) element.death = body.time();
-    if constexpr (kHasIdentity<E>) element.identity = body.get<std::uint64_t>();
-    return element;
+  static void write_queue(Writer& writer, QueueBytes<E>& bytes, std::uint64_t key, std::span<const E> queue) {
+    writer.fixed(key);
+    writer.varint(queue.size());
+    bytes.next();
+    for (const E& element : queue) bytes.write(writer, element);
   }
 
   QueueDesign design_;

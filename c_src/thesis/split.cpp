@@ -84,7 +84,7 @@ constexpr std::uint32_t kLeastDemand = kHit / 16;
 constexpr std::uint32_t kMostHits = UINT32_MAX / kHit;
 constexpr std::uint32_t kBelievedFor = 3;
 constexpr std::uint32_t kSweepEvery = 64;
-constexpr std::size_t kDemandSize = 8 + 4;
+constexpr std::size_t kDemandMost = 8 + 5;
 
 class Rebalance final : public Machine {
  public:
@@ -186,28 +186,36 @@ class Rebalance final : public Machine {
     std::erase_if(active_, [](const Entry* entry) { return entry->second.demand == 0; });
     if (interval_now_ % kSweepEvery == 0) sweep(now);
     if (active_.empty() || neighbours_.empty()) return;
-    Writer writer(FrameKind::demand, active_.size() * kDemandSize);
+    Writer writer(FrameKind::demand, active_.size() * kDemandMost);
     for (const Entry* const entry : active_) {
-      writer.put(entry->first);
-      writer.put(entry->second.demand);
+      writer.fixed(entry->first);
+      writer.varint(entry->second.demand);
     }
     const std::uint32_t frame = effects.add_frame(writer.take());
     for (const NodeId to : neighbours_) effects.sends.push_back({to, frame, Traffic::data});
   }
 
+  static bool valid(Reader body) noexcept {
+    while (!body.done()) {
+      body.fixed<std::uint64_t>();
+      if (body.varint() > UINT32_MAX) return false;
+    }
+    return body.ok();
+  }
+
   void arrived(const Arrival& arrival, Nanos now) {
     const auto from = std::find(neighbours_.begin(), neighbours_.end(), arrival.from);
     if (from == neighbours_.end() || arrival.frame.empty()) return;
-    if (arrival.frame[0] != frame_head(FrameKind::demand) || (arrival.frame.size() - 1) % kDemandSize != 0) return;
+    if (arrival.frame[0] != frame_head(FrameKind::demand) || !valid(Reader(arrival.frame.subspan(1)))) return;
     const auto index = static_cast<std::size_t>(from - neighbours_.begin());
     for (Reader body(arrival.frame.subspan(1)); !body.done();) {
-      User& user = users_[body.get<std::uint64_t>()];
+      User& user = users_[body.fixed<std::uint64_t>()];
       settle(user, now);
       if (user.told.empty()) {
         user.told.resize(neighbours_.size());
         told_bytes_ += heap_bytes(user.told);
       }
-      user.told[index] = {body.get<std::uint32_t>(), interval_now_};
+      user.told[index] = {static_cast<std::uint32_t>(body.varint()), interval_now_};
     }
   }
 

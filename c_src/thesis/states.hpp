@@ -7,8 +7,8 @@
 // costs one look-up, not one a neighbour. A delta state that becomes empty leaves its neighbour's list at once (its
 // place there is known), and a user without any gives the rows back.
 //
-// Memory is counted as it is taken, so `bytes()` costs nothing: each block at its capacity. Local and delta states are
-// separate copies, as in the thesis.
+// Memory is counted as it is taken, so `bytes()` costs nothing: each block at its capacity, but for those whose heap()
+// is 0 here, which the design adds. Local and delta states are separate copies, as in the thesis.
 //
 // Local:  empty(), heap().   Rows: count(), open(n), close(), for each row: size(i) (updates, 0: empty), clear(i),
 // heap(i), prefetch(i); heap() is what they take besides. All noexcept but for the growth of memory.
@@ -75,6 +75,11 @@ class States {
     index_.each([&](const Entry& entry) { users.push_back(&entry); });
     std::sort(users.begin(), users.end(), [](const Entry* a, const Entry* b) { return a->key < b->key; });
     return users;
+  }
+
+  template <class Visit>
+  void each(Visit visit) const {
+    index_.each([&](const Entry& entry) { visit(entry); });
   }
 
   template <class Change>

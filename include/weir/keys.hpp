@@ -2,30 +2,35 @@
 //
 // A key's state holds two interval sets: `published`, what the other nodes know or have been sent, and `unsent`, own
 // births that they don't know yet; the TAT of their union, on which the node decides; and how fast births came lately,
-// here and elsewhere. Most keys were touched once, or long ago: they have one interval in one of the sets, whose end is
-// the TAT, and rates that are one touch or nothing. Such a key is *small*. Whatever else it is makes a key *large*, and
-// `rest` makes it small again when that has passed. Nobody outside can tell the two apart.
+// here and elsewhere. Most keys were touched once, or some time ago: they have births in one of the sets only, whose
+// end is the TAT, and rates that are one touch or nothing. Such a key is *small* if that set has one interval, *packed*
+// if it has several. Whatever else it is makes a key *large*, and `rest` takes that back when it has passed. Nobody
+// outside can tell the three apart.
 //
 //   Keys: 64 segments by the upper bits of the key's hash, each an open-addressing table of slots and its large blocks
 //   (linear probing, erased by shifting back; at most nine tenths full, grown by a sixteenth)
 //
-//   slot, 24 bytes    key 8    time 8    count 4   limiter 2, and 16 bits: period, counts, due, published, large
+//   slot, 24 bytes    key 8    time 8    count 4   limiter 2, and 16 bits: period, counts, due, published, large,
+//   packed
 //
 //     empty place     0
 //     small           hash     start     births    no birth at all: count = 0
+//     packed          hash     pointer   sizes --> | intervals in bytes |
 //     large           hash     TAT       block     .--------------------------------------------.
 //                                          '-----> | published 16 | unsent 16 | own 4 | remote 4 |  40 bytes
 //                                                  '--------------------------------------------'
 //   StoredSet, 16 bytes:   count > 0   {start, count}         one interval
 //                          count = 0   empty
-//                          count < 0   {pointer, -size}       `size` intervals on the heap, in a block of as many, or
-//                          one more
+//                          count < 0   {pointer, -sizes}      several intervals in bytes, on the heap
 //
-// INVARIANTS. A small key holds at most one interval, in `published` or in `unsent` (the bit says which), of fewer than
-// 2^32 births; its TAT is the end of that interval. If `counts` says so, all its births came in one touch, in the
-// period of that number: its rates are computed from that, so that the first touch is not lost when a second one makes
-// the key large. Each block belongs to one large key of its segment, or to the segment's list of free ones. A key's
-// limiter is in use as long as the key is there.
+//   intervals in bytes     start 8, count (, step from the start before, count)*      8, LEB128; room up to a multiple
+//   sizes                  their number in the low 8 bits, their bytes above          of 8
+//
+// INVARIANTS. A small or packed key has births in `published` or in `unsent` alone (the bit says which); a small one's
+// are fewer than 2^32. Its TAT is the end of its last interval. If `counts` says so, all births of a small key came in
+// one touch, in the period of that number: its rates are computed from that, so that the first touch is not lost when a
+// second one makes the key large. Each block belongs to one large key of its segment, or to the segment's list of free
+// ones. A key's limiter is in use as long as the key is there.
 //
 // Order: each table has a salt of its own. What comes in the order in which one node's table was walked (a copy of its
 // state) would else fill the front of another's, with searches as long as what is there. Beyond the salt the order
@@ -34,7 +39,7 @@
 //
 // Thread safety: none (a replica's own). Complexity: constant expected; a growth is linear in its segment.
 // Memory: 26.7 to 28.3 bytes per small key in large tables (on average 27.5), 40 to 50 more per large one, and per set
-// of several intervals a heap block of 16 bytes each and 16 more. `fit` gives back what was needed once.
+// of several intervals a heap block of 9 to 16 bytes and some 7 per further one. `fit` gives back what was needed once.
 #pragma once
 
 #include <algorithm>
@@ -42,6 +47,7 @@
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -51,6 +57,43 @@
 #include "weir/units.hpp"
 
 namespace weir {
+
+// Several intervals in bytes, on the heap: see the top of the file. Whoever holds one frees it.
+class PackedIntervals {
+ public:
+  PackedIntervals() noexcept = default;
+  PackedIntervals(std::int64_t pointer, std::uint32_t sizes) noexcept
+      : block_(reinterpret_cast<std::byte*>(pointer)), sizes_(sizes) {}
+  // REQUIRES: two intervals or more.
+  static PackedIntervals make(const IntervalSet& set);
+  void free() const noexcept { delete[] block_; }
+  // Overwrites it with another set, if that takes as much room; false if it doesn't.
+  bool overwrite(const IntervalSet& set) noexcept;
+
+  std::int64_t pointer() const noexcept { return reinterpret_cast<std::intptr_t>(block_); }
+  std::uint32_t sizes() const noexcept { return sizes_; }
+  std::size_t size() const noexcept { return sizes_ & 0xffU; }
+  std::size_t capacity() const noexcept { return capacity(sizes_ >> 8U); }
+
+  IntervalSet load() const noexcept;
+  Tokens weight() const noexcept;
+  Interval last() const noexcept;
+  Nanos oldest() const noexcept {
+    std::int64_t start = 0;
+    std::memcpy(&start, block_, sizeof start);
+    return {start};
+  }
+
+ private:
+  static std::size_t capacity(std::size_t bytes) noexcept { return (bytes + 7) / 8 * 8; }
+  template <class Visit>
+  void each(Visit visit) const noexcept;
+  // Writes it to a block; or only says how many bytes it takes, if there is none.
+  static std::size_t write(const IntervalSet& set, std::byte* to) noexcept;
+
+  std::byte* block_ = nullptr;
+  std::uint32_t sizes_ = 0;
+};
 
 class StoredSet {
  public:
@@ -65,24 +108,34 @@ class StoredSet {
   ~StoredSet() { clear(); }
 
   bool empty() const noexcept { return count_ == 0; }
-  // The set of a key that has one interval lies here; others are copied from their block.
+  // The set of a key that has one interval lies here; others are read from their block.
   IntervalSet load() const noexcept {
+    if (count_ < 0) return packed().load();
     IntervalSet set;
-    if (count_ == 0) return set;
     const Interval one{{start_}, {count_}};
-    return count_ > 0 ? IntervalSet::from({&one, 1}) : IntervalSet::from({block(), size()});
+    return count_ > 0 ? IntervalSet::from({&one, 1}) : set;
   }
   // Both return by how many bytes the heap block grew.
   std::ptrdiff_t store(const IntervalSet& set);
   std::ptrdiff_t clear() noexcept;
+  // Takes a block over, or gives its own away. REQUIRES: it is empty; it holds several intervals.
+  void adopt(PackedIntervals block) noexcept {
+    start_ = block.pointer();
+    count_ = -static_cast<std::int64_t>(block.sizes());
+  }
+  PackedIntervals release() noexcept {
+    const PackedIntervals block = packed();
+    start_ = count_ = 0;
+    return block;
+  }
 
-  Tokens weight() const noexcept;
+  Tokens weight() const noexcept { return count_ < 0 ? packed().weight() : Tokens{count_}; }
   // The time at which its last busy interval ends; 0 if empty.
   Nanos tat(const Policy& policy) const noexcept {
     if (count_ == 0) return {0};
-    return count_ > 0 ? Interval{{start_}, {count_}}.end(policy) : block()[size() - 1].end(policy);
+    return (count_ > 0 ? Interval{{start_}, {count_}} : packed().last()).end(policy);
   }
-  Nanos oldest() const noexcept { return {count_ < 0 ? block()[0].start.v : start_}; }
+  Nanos oldest() const noexcept { return count_ < 0 ? packed().oldest() : Nanos{start_}; }
   // Adds a birth that is not older than any interval's start; false if there is no room here: use load and store.
   bool append(const Policy& policy, Birth birth) noexcept {
     if (count_ == 0) {
@@ -95,13 +148,11 @@ class StoredSet {
     return true;
   }
 
-  std::size_t intervals() const noexcept { return count_ < 0 ? size() : count_ == 0 ? 0 : 1; }
-  std::size_t heap_bytes() const noexcept { return count_ < 0 ? capacity(size()) * sizeof(Interval) : 0; }
+  std::size_t intervals() const noexcept { return count_ < 0 ? packed().size() : count_ == 0 ? 0 : 1; }
+  std::size_t heap_bytes() const noexcept { return count_ < 0 ? packed().capacity() : 0; }
 
  private:
-  static std::size_t capacity(std::size_t size) noexcept;
-  std::size_t size() const noexcept { return static_cast<std::size_t>(-count_); }
-  Interval* block() const noexcept { return reinterpret_cast<Interval*>(start_); }
+  PackedIntervals packed() const noexcept { return {start_, static_cast<std::uint32_t>(-count_)}; }
 
   std::int64_t start_ = 0;
   std::int64_t count_ = 0;
@@ -177,10 +228,15 @@ class KeyState {
   IntervalSet unsent() const noexcept { return slot_->large ? block().unsent.load() : small_set(false); }
   IntervalSet all(const Policy& policy) const noexcept;
   Tokens unsent_weight() const noexcept {
-    return slot_->large ? block().unsent.weight() : Tokens{small_in(false) ? slot_->count : 0};
+    if (slot_->large) return block().unsent.weight();
+    if (!small_in(false)) return {0};
+    return slot_->packed ? packed().weight() : Tokens{slot_->count};
   }
   // When the oldest unsent birth was. REQUIRES: has_unsent().
-  Nanos oldest_unsent() const noexcept { return slot_->large ? block().unsent.oldest() : Nanos{slot_->time}; }
+  Nanos oldest_unsent() const noexcept {
+    if (slot_->large) return block().unsent.oldest();
+    return slot_->packed ? packed().oldest() : Nanos{slot_->time};
+  }
 
   // What the node decides on: the TAT of both sets, and of what else the replica counts. A TAT in the past may be
   // another one in the past.
@@ -207,7 +263,7 @@ class KeyState {
   void admit(const Policy& policy, Tokens hits, Nanos now);
   // The same without the rate, for a small key whose only interval is unsent and goes on; false if it is another.
   bool admit_small(const Policy& policy, Tokens hits, Nanos now) noexcept {
-    if (slot_->large || !small_in(false) || now.v < slot_->time || now > small_tat(policy) ||
+    if (slot_->large || slot_->packed || !small_in(false) || now.v < slot_->time || now > small_tat(policy) ||
         hits.v > UINT32_MAX - slot_->count)
       return false;
     slot_->count += static_cast<std::uint32_t>(hits.v);
@@ -231,6 +287,7 @@ class KeyState {
   // For observation and tests.
   bool large() const noexcept { return slot_->large != 0; }
   std::size_t heap_bytes() const noexcept {
+    if (slot_->packed) return packed().capacity();
     return slot_->large ? block().published.heap_bytes() + block().unsent.heap_bytes() : 0;
   }
 
@@ -249,6 +306,7 @@ class KeyState {
     std::uint32_t due : 1;
     std::uint32_t published : 1;
     std::uint32_t large : 1;
+    std::uint32_t packed : 1;
   };
   static_assert(sizeof(Slot) == 24, "keys that are touched once should cost little");
 
@@ -262,6 +320,15 @@ class KeyState {
 
   struct Segment {
     static constexpr std::uint32_t kNone = UINT32_MAX;
+
+    Segment() = default;
+    Segment(const Segment&) = delete;
+    Segment& operator=(const Segment&) = delete;
+    ~Segment() {
+      for (const Slot& slot : places) {
+        if (slot.packed) PackedIntervals(slot.time, slot.count).free();
+      }
+    }
 
     std::vector<Slot, PageAllocator<Slot>> places;
     std::vector<Large, PageAllocator<Large>> blocks;
@@ -277,12 +344,17 @@ class KeyState {
   KeyState(Segment& part, Slot& slot) noexcept : part_(&part), slot_(&slot) {}
 
   Large& block() const noexcept { return part_->blocks[slot_->count]; }
+  PackedIntervals packed() const noexcept { return {slot_->time, slot_->count}; }
+  // Of keys that aren't large.
   bool small_in(bool published) const noexcept { return slot_->count != 0 && (slot_->published != 0) == published; }
   IntervalSet small_set(bool published) const noexcept {
+    if (!small_in(published)) return {};
+    if (slot_->packed) return packed().load();
     const Interval one{{slot_->time}, {slot_->count}};
-    return small_in(published) ? IntervalSet::from({&one, 1}) : IntervalSet{};
+    return IntervalSet::from({&one, 1});
   }
   Nanos small_tat(const Policy& policy) const noexcept {
+    if (slot_->packed) return packed().last().end(policy);
     return slot_->count == 0 ? Nanos{0} : Interval{{slot_->time}, {slot_->count}}.end(policy);
   }
   ArrivalRate small_rate(Counts which, Tokens capacity) const noexcept {
@@ -296,6 +368,7 @@ class KeyState {
     return slot_->large ? block().remote_rate : small_rate(kRemote, capacity);
   }
   bool store_small(bool published, const IntervalSet& set) noexcept;
+  bool store_packed(bool published, const IntervalSet& set);
   bool count_small(Counts which, Tokens tokens, std::uint32_t number) noexcept;
   void set(const Policy& policy, bool published, const IntervalSet& set);
   Large& enlarge(const Policy& policy);

@@ -423,12 +423,89 @@ TEST_CASE("what a key's sets hold on the heap goes with the key", "[keys]") {
   const std::size_t before = keys.held();
   state.set_published(kPolicy, apart(10, 0));
   state.set_unsent(kPolicy, apart(5, 0));
-  CHECK(keys.held() == before + 160 + 96);
-  CHECK(state.heap_bytes() == 160 + 96);
+  // 8 bytes for the first start, a byte for each count, three for each step; in eights.
+  CHECK(keys.held() == before + 48 + 32);
+  CHECK(state.heap_bytes() == 48 + 32);
   keys.erase({0}, {1});
   CHECK(keys.held() == before);
   keys.find_or_insert({0}, {2}).set_published(kPolicy, apart(1, 0));
   CHECK(keys.held() == before);
+}
+
+TEST_CASE("a key whose births lie in several intervals of one set needs no large block once it rests", "[keys]") {
+  const Policy policy{{1000}, {1'000'000'000}};
+  const Nanos later = kBase + Nanos{10'000'000'000'000};
+  for (const bool published : {false, true}) {
+    Keys keys;
+    KeyState state = keys.find_or_insert({0}, {1});
+    const auto interval = [&](int i) { return kBase + Tokens{300 * i} * policy.interval; };
+    for (int i = 0; i < 4; ++i) state.admit(policy, {1}, interval(i));
+    CHECK(state.large());
+    if (published) state.publish_unsent(policy, interval(4));
+    const IntervalSet births = state.all(policy);
+    REQUIRE(births.size() == 4);
+    state.rest(policy, later);
+    keys.fit(Keys::segment_of({1}));
+    CHECK_FALSE(state.large());
+    CHECK(keys.held() == 24 + 8 + 4 + 3 * 6 + 2);
+    const auto same = [&](const IntervalSet& set) {
+      CHECK(state.has_published() == published);
+      CHECK(state.has_unsent() != published);
+      CHECK((published ? state.published() : state.unsent()) == set);
+      CHECK((published ? state.unsent() : state.published()).empty());
+      CHECK(state.unsent_weight() == Tokens{published ? 0 : set.weight().v});
+      CHECK(state.tat(policy) == set.tat(policy));
+      CHECK(state.union_tat(policy) == set.tat(policy));
+      CHECK(state.own_per_second(policy.capacity, later) == Tokens{0});
+    };
+    same(births);
+    if (!published) CHECK(state.oldest_unsent() == kBase);
+
+    SECTION("its set shrinks where it lies") {
+      IntervalSet fewer = births;
+      fewer.compact(policy, interval(1) + policy.interval + IntervalSet::horizon(policy) + Nanos{1});
+      REQUIRE(fewer.size() == 2);
+      published ? state.set_published(policy, fewer) : state.set_unsent(policy, fewer);
+      CHECK_FALSE(state.large());
+      same(fewer);
+      CHECK(keys.held() == 24 + 8 + 2 + 6);
+      fewer = IntervalSet::from({fewer.end() - 1, 1});
+      published ? state.set_published(policy, fewer) : state.set_unsent(policy, fewer);
+      same(fewer);
+      CHECK(keys.held() == 24);
+    }
+    SECTION("it takes part again") {
+      const Nanos now = interval(10);
+      IntervalSet more = births;
+      CHECK_FALSE(state.admit_small(policy, {1}, births.tat(policy)));
+      state.admit(policy, {2}, now);
+      REQUIRE(more.insert(policy, {now, {2}}));
+      CHECK(state.large());
+      CHECK(state.all(policy) == more);
+      CHECK(state.tat(policy) == more.tat(policy));
+      CHECK(state.own_per_second(policy.capacity, now) > Tokens{0});
+    }
+    SECTION("others' births, where its own wait") {
+      IntervalSet one;
+      REQUIRE(one.insert(policy, {interval(2) + Nanos{5}, {1}}));
+      state.publish(policy, one, later);
+      state.count_remote(policy, {1}, later);
+      IntervalSet all = births;
+      REQUIRE(all.merge(policy, one));
+      CHECK(state.all(policy) == all);
+    }
+    SECTION("its births are not taken for those of one touch, however many come") {
+      // 32 bytes less two, four intervals: what the slot has where a small key has its births.
+      state.count_remote(policy, {30 << 8 | 4}, later);
+      CHECK(state.large());
+      CHECK(state.remote_per_second(policy.capacity, later) > Tokens{0});
+    }
+    SECTION("it goes with all it held") {
+      keys.erase({0}, {1});
+      keys.fit(Keys::segment_of({1}));
+      CHECK(keys.held() == 0);
+    }
+  }
 }
 
 TEST_CASE("bytes per key: small, large, and small again", "[keys]") {

@@ -2,6 +2,7 @@
 #ifdef __linux__
 #include <unistd.h>
 
+#include <sstream>
 #include <string>
 
 #include "catch.hpp"
@@ -152,6 +153,38 @@ TEST_CASE("what was admitted too much is seen", "[lab]") {
   REQUIRE(result.judged.false_admissions == 2);
   REQUIRE_FALSE(result.noise_agreement);
   REQUIRE_FALSE(result.delay_ms);
+}
+
+TEST_CASE("what was denied too early is seen", "[lab]") {
+  const Workload workload = workload_of({0, 1, 2});
+  Seen seen;
+  seen.zero = at_ms(0);
+  seen.decisions = {{at_ms(0), 0, Outcome::denied}, {at_ms(1), 0, Outcome::unanswered}, {at_ms(2), 0, Outcome::denied}};
+  RealResult result;
+  judge(config_of(2, 1000), workload, seen, {}, result);
+  REQUIRE(result.judged.false_denials == 2);
+  REQUIRE(result.judged.rejected == 3);
+  REQUIRE(result.judged.unanswered == 1);
+  REQUIRE(result.judged.undershoot.v == 2);
+}
+
+TEST_CASE("a series says what was sent in each second", "[lab]") {
+  const Workload workload = workload_of({0, 1500, 2500});
+  Seen seen;
+  seen.zero = at_ms(0);
+  for (const std::int64_t ms : {0, 1500, 2500}) seen.decisions.push_back({at_ms(ms), 0, Outcome::allowed});
+  seen.seconds = {{{100, 2}, {10, 1}, 7, 8}, {{150, 3}, {30, 3}, 9, 8}, {{150, 3}, {40, 4}, 9, 8}};
+  std::ostringstream series;
+  RealResult result;
+  judge(config_of(1, 1000), workload, seen, {nullptr, &series}, result);
+  std::istringstream lines(series.str());
+  std::string line;
+  std::getline(lines, line);
+  for (const char* const said :
+       {"1,1,0,0,1,7.0,8.0,100,2,10,1", "2,1,0,0,1,9.0,8.0,50,1,20,2", "3,1,0,0,1,9.0,8.0,0,0,10,1"}) {
+    REQUIRE(std::getline(lines, line));
+    CHECK(line == said);
+  }
 }
 
 TEST_CASE("a spread is of the sorted values", "[lab]") {
