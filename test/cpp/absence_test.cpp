@@ -1,4 +1,5 @@
 // What nodes keep for those that are out of reach, or not there yet.
+// Shows R63 of doc/requirements.md.
 #include <vector>
 
 #include "births.hpp"

@@ -1,5 +1,6 @@
 // State copies: how they are asked for, given and put in place. (What they are worth is in replica_test.cpp and in the
 // laws.)
+// Shows R62 of doc/requirements.md.
 #include <map>
 #include <set>
 #include <vector>
