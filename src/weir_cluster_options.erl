@@ -55,14 +55,14 @@ check(#{} = Given) ->
     Table = table(),
     Known = [Name || {Name, _, _, _, _} <- Table],
     case [Name || Name <- maps:keys(Given), not lists:member(Name, Known)] of
-        [Unknown | _] -> {error, message("cluster has no option ~ts", [weir_options:unknown(Unknown, Known)])};
+        [Unknown | _] -> {error, weir_error:sentence("cluster has no option ~ts", [weir_options:unknown(Unknown, Known)])};
         [] -> values(maps:to_list(Given), Table, maps:merge(maps:from_list([{N, D} || {N, _, _, _, D} <- Table]), Given))
     end;
 check(Other) ->
-    {error, message("cluster is a map, as in #{peer_timeout => 2000}, got ~0tP", [Other, 12])}.
+    {error, weir_error:sentence("cluster is a map, as in #{peer_timeout => 2000}, got ~0tP", [Other, 12])}.
 
 values([], _Table, #{heartbeat_interval := Heartbeat, peer_timeout := Timeout}) when 2 * Heartbeat > Timeout ->
-    {error, message("heartbeat_interval is at most half of peer_timeout, or nodes that are well would be taken for away: got ~b and ~b ms",
+    {error, weir_error:sentence("heartbeat_interval is at most half of peer_timeout, or nodes that are well would be taken for away: got ~b and ~b ms",
                     [Heartbeat, Timeout])};
 values([], _Table, Options) ->
     {ok, Options};
@@ -70,7 +70,7 @@ values([{Name, Value} | Given], Table, Options) ->
     {_, Unit, Least, Most, _} = lists:keyfind(Name, 1, Table),
     case good(Unit, Value, Least, Most) of
         true -> values(Given, Table, Options);
-        false -> {error, message("~ts of cluster is ~ts, got ~0tP", [Name, range(Unit, Least, Most), Value, 12])}
+        false -> {error, weir_error:sentence("~ts of cluster is ~ts, got ~0tP", [Name, range(Unit, Least, Most), Value, 12])}
     end.
 
 good(boolean, Value, _, _) -> is_boolean(Value);
@@ -87,6 +87,3 @@ machine(Options) ->
     {Times, Limits} = weir_machine:limits(),
     maps:merge(maps:map(fun(_, Ms) -> Ms * 1000000 end, maps:with([Name || {Name, _, _} <- Times], Options)),
                maps:with([Name || {Name, _, _} <- Limits], Options)).
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

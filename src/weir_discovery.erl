@@ -114,7 +114,7 @@ init({Method, Options}) when is_atom(Method), is_map(Options) ->
             {stop, {bad_config, discovery, unicode:characters_to_binary(Message)}}
     end;
 init({Method, _Options}) when is_atom(Method) ->
-    {stop, {bad_config, discovery, weir_discovery_options:sentence(
+    {stop, {bad_config, discovery, weir_error:sentence(
         "discovery by ~s takes a map of options, as in {~s, #{...}}", [Method, Method])}};
 init(_Config) ->
     {stop, {bad_config, discovery, <<"discovery is none, or {Method, Options} with list, dns, file, etcd or a module of your own "
@@ -179,7 +179,7 @@ handle({nodedown, Node, _}, #state{targets = Targets} = State) when is_map_key(N
     lost(Node, State);
 handle({'EXIT', Finder, Why}, #state{finder = Finder} = State) ->
     _ = erlang:start_timer(?PAUSE_MS, self(), find),
-    wrong(weir_discovery_options:sentence("the process that looks for nodes died: ~0tP", [Why, 12]), State#state{finder = none});
+    wrong(weir_error:sentence("the process that looks for nodes died: ~0tP", [Why, 12]), State#state{finder = none});
 handle({timeout, _, find}, #state{finder = none, module = Module, options = Options} = State) ->
     case start(Module, Options()) of
         {ok, Finder} -> State#state{finder = Finder};

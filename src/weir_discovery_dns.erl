@@ -28,7 +28,7 @@
 init(Given) ->
     case weir_discovery_options:parse(dns, Given, options()) of
         {ok, #{min_interval_ms := Min, max_interval_ms := Max}} when Min > Max ->
-            {error, weir_discovery_options:sentence("discovery by dns: min_interval_ms is ~b, more than max_interval_ms, ~b",
+            {error, weir_error:sentence("discovery by dns: min_interval_ms is ~b, more than max_interval_ms, ~b",
                                                     [Min, Max])};
         {ok, #{name := Name, type := Type, prefix := Prefix, nameservers := Servers, timeout_ms := Timeout,
                min_interval_ms := Min, max_interval_ms := Max}} ->
@@ -125,11 +125,8 @@ host(_, Ip) -> inet:ntoa(Ip).
 
 %% (Some reasons come with the message that gave them.)
 explain({Reason, _Message}, Name, Type) -> explain(Reason, Name, Type);
-explain(nxdomain, Name, _Type) -> message("the name ~ts does not exist (NXDOMAIN)", [Name]);
-explain(servfail, Name, Type) -> message("the name server failed (SERVFAIL) when asked for ~ts, ~s", [Name, Type]);
-explain(refused, Name, Type) -> message("the name server refuses to answer (REFUSED) for ~ts, ~s", [Name, Type]);
-explain(timeout, Name, Type) -> message("no name server answered in time when asked for ~ts, ~s", [Name, Type]);
-explain(Reason, Name, Type) -> message("~ts, ~s could not be asked for: ~0tP", [Name, Type, Reason, 12]).
-
-message(Format, Args) ->
-    weir_discovery_options:sentence(Format, Args).
+explain(nxdomain, Name, _Type) -> weir_error:sentence("the name ~ts does not exist (NXDOMAIN)", [Name]);
+explain(servfail, Name, Type) -> weir_error:sentence("the name server failed (SERVFAIL) when asked for ~ts, ~s", [Name, Type]);
+explain(refused, Name, Type) -> weir_error:sentence("the name server refuses to answer (REFUSED) for ~ts, ~s", [Name, Type]);
+explain(timeout, Name, Type) -> weir_error:sentence("no name server answered in time when asked for ~ts, ~s", [Name, Type]);
+explain(Reason, Name, Type) -> weir_error:sentence("~ts, ~s could not be asked for: ~0tP", [Name, Type, Reason, 12]).

@@ -58,7 +58,7 @@ init(Given) ->
     end.
 
 wrong(Message) ->
-    {error, weir_discovery_options:sentence("discovery by etcd: ~ts", [Message])}.
+    {error, weir_error:sentence("discovery by etcd: ~ts", [Message])}.
 
 options() ->
     Text = fun weir_discovery_options:text/1,
@@ -184,7 +184,7 @@ begin_session(Endpoint, State) ->
     end.
 
 failed(Endpoint, Reason) ->
-    {error, weir_discovery_options:sentence("etcd at ~ts: ~0tP", [Endpoint, Reason, 16])}.
+    {error, weir_error:sentence("etcd at ~ts: ~0tP", [Endpoint, Reason, 16])}.
 
 register_and_watch(Guard, Name, #{prefix := Prefix, ttl_s := Ttl} = State) ->
     Context = context(Name, State),

@@ -39,7 +39,7 @@ lookup(#{path := Path, interval_ms := Ms} = State) ->
             case names(binary:split(Bytes, <<"\n">>, [global]), 1, []) of
                 {ok, Names} -> {ok, Names, Ms, State};
                 {error, Number, Line} ->
-                    {error, message("line ~b of ~ts is not a node's name: ~0tP", [Number, Path, Line, ?MAX_SHOWN]), Ms, State}
+                    {error, weir_error:sentence("line ~b of ~ts is not a node's name: ~0tP", [Number, Path, Line, ?MAX_SHOWN]), Ms, State}
             end;
         {error, Message} ->
             {error, Message, Ms, State}
@@ -54,15 +54,15 @@ read(Path) ->
                 {error, Reason} -> unreadable(Path, Reason)
             end;
         {ok, #file_info{type = regular, size = Size}} ->
-            {error, message("~ts has ~b bytes, and ~b is the most", [Path, Size, ?MAX_BYTES])};
+            {error, weir_error:sentence("~ts has ~b bytes, and ~b is the most", [Path, Size, ?MAX_BYTES])};
         {ok, _} ->
-            {error, message("~ts is not a file", [Path])};
+            {error, weir_error:sentence("~ts is not a file", [Path])};
         {error, Reason} ->
             unreadable(Path, Reason)
     end.
 
 unreadable(Path, Reason) ->
-    {error, message("~ts can't be read: ~ts", [Path, file:format_error(Reason)])}.
+    {error, weir_error:sentence("~ts can't be read: ~ts", [Path, file:format_error(Reason)])}.
 
 names([], _Number, Names) ->
     {ok, lists:reverse(Names)};
@@ -81,6 +81,3 @@ names([Line | Lines], Number, Names) ->
 %% (string:trim/1 wants UTF-8, which the file need not hold.)
 trim(Text) ->
     re:replace(Text, "^[ \\t]+|[ \\t\\r]+$", "", [global, {return, binary}]).
-
-message(Format, Args) ->
-    weir_discovery_options:sentence(Format, Args).

@@ -120,4 +120,4 @@ where([{Module, Function, Arity, _} | _]) -> {Module, Function, Arity};
 where([]) -> unknown.
 
 text(Why) when is_binary(Why) -> Why;
-text(Why) -> weir_discovery_options:sentence("~0tP", [Why, ?SHOWN]).
+text(Why) -> weir_error:sentence("~0tP", [Why, ?SHOWN]).

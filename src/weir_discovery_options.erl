@@ -2,7 +2,7 @@
 %% @doc The options of the ways of discovery: the map beside a method's name in weir's environment. Pure.
 -module(weir_discovery_options).
 
--export([parse/3, sentence/2]).
+-export([parse/3]).
 %% Kinds of values.
 -export([text/1, milliseconds/1, seconds/1, flag/1]).
 
@@ -23,11 +23,11 @@ parse(Method, Given, Options) when is_map(Given) ->
     case maps:keys(maps:without(Names, Given)) of
         [] -> values(Method, Given, Options, #{});
         [Unknown | _] ->
-            {error, sentence("discovery by ~s has no option ~0tP: there are ~s",
+            {error, weir_error:sentence("discovery by ~s has no option ~0tP: there are ~s",
                              [Method, Unknown, 12, lists:join(", ", [atom_to_list(N) || N <- Names])])}
     end;
 parse(Method, Given, _Options) ->
-    {error, sentence("discovery by ~s takes a map of options, as in {~s, #{...}}, not ~0tP", [Method, Method, Given, 12])}.
+    {error, weir_error:sentence("discovery by ~s takes a map of options, as in {~s, #{...}}, not ~0tP", [Method, Method, Given, 12])}.
 
 values(_Method, _Given, [], Values) ->
     {ok, Values};
@@ -36,21 +36,16 @@ values(Method, Given, [{Name, Default, Kind, What} | Options], Values) ->
         {#{Name := Value}, _} ->
             case Kind(Value) of
                 {ok, Used} -> values(Method, Given, Options, Values#{Name => Used});
-                error -> {error, sentence("discovery by ~s: ~s must be ~ts~ts", [Method, Name, What, was(Value, Default)])}
+                error -> {error, weir_error:sentence("discovery by ~s: ~s must be ~ts~ts", [Method, Name, What, was(Value, Default)])}
             end;
         {_, required} ->
-            {error, sentence("discovery by ~s: ~s is missing; it must be ~ts", [Method, Name, What])};
+            {error, weir_error:sentence("discovery by ~s: ~s is missing; it must be ~ts", [Method, Name, What])};
         {_, {_, Value}} ->
             values(Method, Given, Options, Values#{Name => Value})
     end.
 
 was(_Value, {secret, _}) -> "";
 was(Value, _) -> io_lib:format(", not ~0tP", [Value, 12]).
-
-%% @doc A formatted message as a binary.
--spec sentence(io:format(), [term()]) -> binary().
-sentence(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).
 
 %% @doc A string or binary that isn't empty, as a string.
 -spec text(term()) -> {ok, string()} | error.

@@ -1,7 +1,7 @@
 %% @doc What went wrong, in a sentence: the explanations behind weir's `badarg'.
 -module(weir_error).
 
--export([explain/2, format_error/2]).
+-export([explain/2, format_error/2, sentence/2]).
 
 %% @doc The explanation of an exception that one of weir's functions raised.
 %%
@@ -20,6 +20,12 @@ explain(Reason, Stack) ->
 -spec format_error(term(), [tuple()]) -> #{general := binary()}.
 format_error(Reason, Stack) ->
     #{general => unicode:characters_to_binary(general(Reason, Stack))}.
+
+%% @private
+%% @doc A formatted message.
+-spec sentence(io:format(), [term()]) -> binary().
+sentence(Format, Args) ->
+    unicode:characters_to_binary(io_lib:format(Format, Args)).
 
 general(_Reason, [{_Module, _Function, _Args, Info} | _]) ->
     case proplists:get_value(error_info, Info, #{}) of

@@ -129,17 +129,14 @@ text(behind) ->
     <<"it hashes keys under the secret before the last rotation: give it the one of the others as `next_secret', and call "
       "weir:rotate_secret() there">>;
 text({rotation, Message}) ->
-    message("it hashes keys under the next secret, which this node can't take into use: ~ts", [Message]);
+    weir_error:sentence("it hashes keys under the next secret, which this node can't take into use: ~ts", [Message]);
 text({protocol, {Least, Most}}) when is_integer(Least), is_integer(Most) ->
-    message("it speaks versions ~b to ~b of the protocol, this node ~b to ~b: upgrade by way of a release that speaks one of each",
+    weir_error:sentence("it speaks versions ~b to ~b of the protocol, this node ~b to ~b: upgrade by way of a release that speaks one of each",
             [Least, Most, ?LEAST, ?MOST]);
 text({protocol, Other}) ->
-    message("it speaks version ~0tP of the protocol, this node ~b to ~b: upgrade by way of a release that speaks both",
+    weir_error:sentence("it speaks version ~0tP of the protocol, this node ~b to ~b: upgrade by way of a release that speaks both",
             [Other, 5, ?LEAST, ?MOST]);
 text({number, Other}) ->
-    message("its name has the same number as that of ~ts: give it another name", [Other]);
+    weir_error:sentence("its name has the same number as that of ~ts: give it another name", [Other]);
 text(malformed) ->
     <<"what it says can't be understood: run the same version of weir on both">>.
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

@@ -67,7 +67,7 @@ parse(Spec) when is_map(Spec) ->
         throw:{bad_spec, Message} -> {error, Message}
     end;
 parse(Spec) ->
-    {error, message("a limiter is specified by a map like #{rate => {5, minute}}, got ~ts", [short(Spec)])}.
+    {error, weir_error:sentence("a limiter is specified by a map like #{rate => {5, minute}}, got ~ts", [short(Spec)])}.
 
 %% @doc The name as the binary that it is known by: `login' and `<<"login">>' are one limiter.
 -spec name(name() | term()) -> {ok, binary()} | {error, Message :: binary()}.
@@ -78,9 +78,9 @@ name(<<?COMPILED, _/binary>>) ->
 name(Name) when is_binary(Name), byte_size(Name) >= 1, byte_size(Name) =< ?MAX_NAME_BYTES ->
     {ok, Name};
 name(Name) when is_binary(Name) ->
-    {error, message("a limiter's name has 1 to ~b bytes, got ~b", [?MAX_NAME_BYTES, byte_size(Name)])};
+    {error, weir_error:sentence("a limiter's name has 1 to ~b bytes, got ~b", [?MAX_NAME_BYTES, byte_size(Name)])};
 name(Name) ->
-    {error, message("a limiter's name is an atom or a binary, got ~ts", [short(Name)])}.
+    {error, weir_error:sentence("a limiter's name is an atom or a binary, got ~ts", [short(Name)])}.
 
 %% @doc Is there a limiter of this name?
 -spec known(name()) -> boolean().
@@ -95,7 +95,7 @@ known(Name) ->
 -spec compiled_name(compiled()) -> binary().
 compiled_name(#{capacity := Capacity, interval_ns := IntervalNs, max_keys := MaxKeys, shadow := Shadow,
                 on_error := OnError}) ->
-    message(?COMPILED "capacity=~b,interval_ns=~b,max_keys=~b,shadow=~s,on_error=~s",
+    weir_error:sentence(?COMPILED "capacity=~b,interval_ns=~b,max_keys=~b,shadow=~s,on_error=~s",
             [Capacity, IntervalNs, MaxKeys, Shadow, OnError]).
 
 %% @private
@@ -124,7 +124,7 @@ large_hits(#{large_hits := LargeHits}) -> LargeHits.
 %% below two tokens a node, each admission is told to all the others, so that one more node costs one more message.
 -spec advice(spec(), Nodes :: pos_integer()) -> none | binary().
 advice(#{scope := cluster, burst := Burst}, Nodes) when Nodes > 1, Burst < 2 * Nodes ->
-    message("a burst of ~b on ~b nodes is less than two per node: each admission is told to all other nodes, and callers on several "
+    weir_error:sentence("a burst of ~b on ~b nodes is less than two per node: each admission is told to all other nodes, and callers on several "
             "nodes at once get more than the burst (13 to 17 of 10 on five nodes). With scope => exact they get the burst, and a "
             "decision waits for another node, the key's owner, in ~b of ~b cases", [Burst, Nodes, Nodes - 1, Nodes]);
 advice(_Spec, _Nodes) ->
@@ -198,10 +198,7 @@ only(Option, Only, Spec) ->
 
 -spec fail(io:format(), [term()]) -> no_return().
 fail(Format, Args) ->
-    throw({bad_spec, message(Format, Args)}).
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).
+    throw({bad_spec, weir_error:sentence(Format, Args)}).
 
 short(Term) ->
     io_lib:format("~0tP", [Term, 12]).

@@ -15,7 +15,7 @@
 rotate(Force) ->
     case {weir_secret:next(), weir_members:away()} of
         {{ok, Id}, []} -> switch_all(Id, Force, ask([node() | weir_members:connected()], rotation(ready, Id, Force)));
-        {{ok, _}, Away} -> {error, message("nothing was changed: out of reach is ~ts", [names(Away)])};
+        {{ok, _}, Away} -> {error, weir_error:sentence("nothing was changed: out of reach is ~ts", [names(Away)])};
         {{error, Message}, _} -> {error, Message}
     end.
 
@@ -26,13 +26,13 @@ switch_all(Id, Force, []) ->
             case ask(Others, rotation(switch, Id, Force)) of
                 [] -> ok;
                 Wrong ->
-                    {error, message("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
+                    {error, weir_error:sentence("keys are hashed under the next secret from now on, but not everywhere. ~ts", [sentences(Wrong)])}
             end;
         Wrong ->
-            {error, message("nothing was changed. ~ts", [sentences(Wrong)])}
+            {error, weir_error:sentence("nothing was changed. ~ts", [sentences(Wrong)])}
     end;
 switch_all(_Id, _Force, Wrong) ->
-    {error, message("nothing was changed. ~ts", [sentences(Wrong)])}.
+    {error, weir_error:sentence("nothing was changed. ~ts", [sentences(Wrong)])}.
 
 rotation(What, Id, false) -> {rotation, 1, What, Id};
 rotation(What, Id, true) -> {rotation, 1, What, Id, force}.
@@ -50,6 +50,3 @@ sentences(Wrong) ->
 
 names(Nodes) ->
     lists:join(", ", [atom_to_list(Node) || Node <- Nodes]).
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

@@ -92,7 +92,7 @@ rotate(Id, Force) ->
 carry_ms() ->
     case application:get_env(weir, carry_ms, ?CARRY_MS) of
         Ms when is_integer(Ms), Ms >= 0, Ms =< ?MOST_CARRY_MS -> {ok, Ms};
-        Other -> {error, message("carry_ms is a number of milliseconds up to ~b (a year), got ~0tP", [?MOST_CARRY_MS, Other, 12])}
+        Other -> {error, weir_error:sentence("carry_ms is a number of milliseconds up to ~b (a year), got ~0tP", [?MOST_CARRY_MS, Other, 12])}
     end.
 
 %% For so long questions still look for what is known of their key under the secret before.
@@ -101,7 +101,7 @@ rotation_left_ms() ->
     weir_nif:rotation_left().
 
 busy(LeftMs) ->
-    {error, message("levels are still carried over from the last rotation: try again in ~b s, or after a leak at once with "
+    {error, weir_error:sentence("levels are still carried over from the last rotation: try again in ~b s, or after a leak at once with "
                     "weir:rotate_secret(#{force => true}), which forgets those that weren't", [LeftMs div 1000 + 1])}.
 
 configured(Bytes, Name) when is_binary(Bytes) ->
@@ -112,18 +112,18 @@ configured({file, Path}, Name) when is_list(Path); is_binary(Path) ->
         {ok, Bytes} ->
             long_enough(without_newline(Bytes), ["the ", Name, " in ", Path]);
         {error, Reason} ->
-            {error, message("the ~s can't be read from ~ts: ~ts", [Name, Path, file:format_error(Reason)])}
+            {error, weir_error:sentence("the ~s can't be read from ~ts: ~ts", [Name, Path, file:format_error(Reason)])}
     end;
 configured({env, Variable}, Name) when is_list(Variable) ->
     case os:getenv(Variable) of
-        false -> {error, message("the ~s is to be in ~ts of the environment, which isn't set", [Name, Variable])};
+        false -> {error, weir_error:sentence("the ~s is to be in ~ts of the environment, which isn't set", [Name, Variable])};
         Text -> of_environment(unicode:characters_to_binary(Text), ["the ", Name, " in ", Variable, " of the environment"])
     end;
 configured(_, Name) ->
-    {error, message("~s is a binary of at least 16 bytes, {file, Path}, or {env, \"NAME\"}", [Name])}.
+    {error, weir_error:sentence("~s is a binary of at least 16 bytes, {file, Path}, or {env, \"NAME\"}", [Name])}.
 
 of_environment(Bytes, What) when is_binary(Bytes) -> long_enough(Bytes, What);
-of_environment(_, What) -> {error, message("~ts is not UTF-8", [What])}.
+of_environment(_, What) -> {error, weir_error:sentence("~ts is not UTF-8", [What])}.
 
 read(Path) ->
     case file:open(Path, [read, binary, raw]) of
@@ -148,13 +148,10 @@ without_newline(Bytes) ->
 long_enough(Bytes, _What) when byte_size(Bytes) >= ?LEAST_BYTES ->
     derived(Bytes);
 long_enough(Bytes, What) ->
-    {error, message("~ts has ~b bytes; it needs at least ~b: `openssl rand -base64 24' makes one",
+    {error, weir_error:sentence("~ts has ~b bytes; it needs at least ~b: `openssl rand -base64 24' makes one",
                     [What, byte_size(Bytes), ?LEAST_BYTES])}.
 
 derived(Material) ->
     <<Secret:16/binary, _/binary>> = crypto:mac(hmac, sha256, <<"weir 1: keys">>, Material),
     <<Id:8/binary, _/binary>> = crypto:mac(hmac, sha256, <<"weir 1: which secret">>, Material),
     {ok, Secret, Id}.
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

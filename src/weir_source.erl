@@ -128,10 +128,10 @@ map({configured, ConfigVersion, StartedMs, Node}) -> (map({configured, 0, Starte
 map(unknown) -> #{by => unknown}.
 
 -spec text(source()) -> binary().
-text({put, Node, AtMs}) -> message("a change on ~ts at ~s", [Node, time(AtMs)]);
-text({configured, 0, StartedMs, Node}) -> message("the configuration of ~ts, started at ~s", [Node, time(StartedMs)]);
+text({put, Node, AtMs}) -> weir_error:sentence("a change on ~ts at ~s", [Node, time(AtMs)]);
+text({configured, 0, StartedMs, Node}) -> weir_error:sentence("the configuration of ~ts, started at ~s", [Node, time(StartedMs)]);
 text({configured, ConfigVersion, StartedMs, Node}) ->
-    message("the configuration of ~ts, started at ~s, config_version ~b", [Node, time(StartedMs), ConfigVersion]);
+    weir_error:sentence("the configuration of ~ts, started at ~s, config_version ~b", [Node, time(StartedMs), ConfigVersion]);
 text(unknown) -> <<"a node of an older release, which doesn't tell where it comes from">>.
 
 %% Why the first counts and the second doesn't.
@@ -148,6 +148,3 @@ time(Ms) ->
     try calendar:system_time_to_rfc3339(Ms, [{unit, millisecond}, {offset, "Z"}])
     catch error:_ -> integer_to_list(Ms)
     end.
-
-message(Format, Args) ->
-    unicode:characters_to_binary(io_lib:format(Format, Args)).

@@ -340,6 +340,10 @@ std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) n
   return Nanos{micros * 1000};
 }
 
+Nanos last_of(KeyHash key, std::span<const Interval> births) noexcept {
+  return reset_time(key, births).value_or(births.back().start);
+}
+
 FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame) {
   frame.items.clear();
   frame.intervals.clear();

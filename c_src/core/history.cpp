@@ -74,14 +74,22 @@ void History::append(Nanos now, std::span<const std::byte> record, bool keep, co
   if (open_) fold(policy, subject, births);
 }
 
+// Of two resets the later one holds.
+void History::put_reset(Piece& piece, const Subject& subject, const Interval& mark) {
+  const auto [at, fresh] = piece.resets.try_emplace(subject, mark);
+  if (fresh) {
+    piece.bytes += kMarkBytes;
+    ++keys_;
+  } else if (last_of(subject.key, {&at->second, 1}) < last_of(subject.key, {&mark, 1})) {
+    at->second = mark;
+  }
+}
+
 // False if there is no room for one key more, or the births don't fit into time.
 bool History::put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births) {
-  if (const auto reset = reset_time(subject.key, births.intervals())) {
+  if (reset_time(subject.key, births.intervals())) {
     if (keys_ >= limits_.piece_keys) return false;
-    const auto [mark, fresh] = piece.resets.try_emplace(subject, *births.begin());
-    if (fresh) piece.bytes += kMarkBytes;
-    keys_ += fresh ? 1 : 0;
-    if (*reset_time(subject.key, {&mark->second, 1}) < *reset) mark->second = *births.begin();  // the later one holds
+    put_reset(piece, subject, *births.begin());
     return true;
   }
   const auto at = piece.entries.find(subject);
@@ -130,27 +138,20 @@ void History::tidy(const std::function<const Policy*(const Subject&)>& policy_of
   if (pieces_.empty()) return;
   next_tidied_ = next_tidied_ + 1 < pieces_.size() ? next_tidied_ + 1 : 0;
   Piece& piece = pieces_[next_tidied_];
-  for (auto at = piece.entries.begin(); at != piece.entries.end();) {
-    const Policy* const policy = policy_of(at->first);
-    if (policy == nullptr || at->second.tat(*policy) >= now - IntervalSet::horizon(*policy)) {
-      ++at;
-      continue;
-    }
-    piece.bytes -= encoded_bytes(at->second);
-    at = piece.entries.erase(at);
-    --keys_;
-  }
-  for (auto at = piece.resets.begin(); at != piece.resets.end();) {
-    const Policy* const policy = policy_of(at->first);
-    const auto time = reset_time(at->first.key, {&at->second, 1});
-    if (policy == nullptr || *time >= now - IntervalSet::horizon(*policy)) {
-      ++at;
-      continue;
-    }
-    piece.bytes -= kMarkBytes;
-    at = piece.resets.erase(at);
-    --keys_;
-  }
+  const auto is_over = [&](const Subject& subject, const auto& end) {
+    const Policy* const policy = policy_of(subject);
+    return policy != nullptr && end(*policy) < now - IntervalSet::horizon(*policy);
+  };
+  keys_ -= std::erase_if(piece.entries, [&](const auto& entry) {
+    const bool over = is_over(entry.first, [&](const Policy& policy) { return entry.second.tat(policy); });
+    if (over) piece.bytes -= encoded_bytes(entry.second);
+    return over;
+  });
+  const std::size_t marks = std::erase_if(piece.resets, [&](const auto& entry) {
+    return is_over(entry.first, [&](const Policy&) { return last_of(entry.first.key, {&entry.second, 1}); });
+  });
+  keys_ -= marks;
+  piece.bytes -= marks * kMarkBytes;
   if (next_tidied_ == 0 || !piece.continues || (open_ && &piece == &pieces_.back())) return;
   if (!unite(pieces_[next_tidied_ - 1], piece, policy_of)) return;
   pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(next_tidied_));
@@ -170,12 +171,7 @@ bool History::unite(Piece& piece, Piece& next, const std::function<const Policy*
   };
   if (std::any_of(next.entries.begin(), next.entries.end(), unfit)) return false;
   keys_ -= next.size();
-  for (const auto& [subject, mark] : next.resets) {
-    const auto [at, fresh] = piece.resets.try_emplace(subject, mark);
-    if (fresh) piece.bytes += kMarkBytes;
-    keys_ += fresh ? 1 : 0;
-    if (*reset_time(subject.key, {&at->second, 1}) < *reset_time(subject.key, {&mark, 1})) at->second = mark;
-  }
+  for (const auto& [subject, mark] : next.resets) put_reset(piece, subject, mark);
   for (auto& [subject, set] : next.entries) {
     if (StoredSet& sum = piece.entries[subject]; sum.empty()) {
       sum = std::move(set);

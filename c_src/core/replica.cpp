@@ -740,9 +740,7 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
   // Who only passes it on is not to blame.
   const bool own = origin.id.node == peer.node;
   const bool early = last_birth > now + config_.future_bound;
-  if (early && own) {
-    if (!std::exchange(peer.quarantined, true)) peer.quarantined_at = now;
-  }
+  if (early && own) begin_quarantine(peer, now);
   if (!early && !(own && peer.quarantined)) return false;
   ++stats_.refused;
   if (!origin.held_off) {
@@ -771,7 +769,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
     return;
   }
   const auto births = frame.set(item.set);
-  if (is_early(peer, *origin, reset_time(item.subject.key, births).value_or(births.back().start), now)) return;
+  if (is_early(peer, *origin, last_of(item.subject.key, births), now)) return;
   const std::uint64_t upto = origin->upto;
   if (!origin->mark(item.seq)) return;
   if (origin->upto != upto) origin->held_off = false;
@@ -785,71 +783,65 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   keep_for_others(peer, item, births, now);
   const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
   if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
-  take_in(item.subject, births, now, true);
+  take_in(item.subject, births, now, Receipt::news);
   ++stats_.records_applied;
   news(now);
 }
 
 // Births of others that were noted as seen: they are counted, or wait on the shelf for their limiter, or can never be
 // counted.
-void Replica::take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
+void Replica::take_in(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt) {
   const Limiter* const its = limiter(subject.limiter);
   if (its == nullptr || subject.version > its->terms.version) {
     shelf_.put(subject, births);
     ++stats_.shelved;
   } else if (its->takes(subject, births)) {
-    put_back(subject, births, now, news);
+    put_back(subject, births, now, receipt);
   } else {
     ++stats_.malformed;
   }
 }
 
 void Replica::unshelve(LimiterId id, Nanos now) {
-  shelf_.take(id, limiter(id)->terms.version,
-              [&](const Subject& subject, std::span<const Interval> births) { take_in(subject, births, now, false); });
+  shelf_.take(id, limiter(id)->terms.version, [&](const Subject& subject, std::span<const Interval> births) {
+    take_in(subject, births, now, Receipt::repair);
+  });
 }
 
-// Merges births of others (or, after a copy, own ones) into what is published. False if they don't count; else `state`
-// is the key's, and `counted` what was merged.
-bool Replica::merge(const Subject& subject, std::span<const Interval> births, Nanos now, KeyState& state,
-                    IntervalSet& counted) {
+// Puts births of others (or, after a copy, own ones) among what is published. Births of a copy are settled when all of
+// their segment are there.
+void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt) {
   const Limiter* const its = limiter(subject.limiter);
-  if (its == nullptr) return false;
+  if (its == nullptr) return;
+  if (const auto reset = reset_time(subject.key, births)) {
+    take_reset(*its, subject.key, *reset, now);
+    return;
+  }
   const Policy& policy = its->terms.policy;
+  IntervalSet counted;
   if (subject.version == its->terms.version) {
     counted = since_reset({subject.limiter.v, subject.key.v}, IntervalSet::from(births));
-    if (counted.empty() || counted.tat(policy) < now - IntervalSet::horizon(policy)) return false;
+    if (counted.empty() || counted.tat(policy) < now - IntervalSet::horizon(policy)) return;
   } else {
     // Births of an older version count at their receipt, at most a full bucket of them.
     Tokens weight;
     for (const Interval& interval : births) weight = {std::min(policy.capacity.v, weight.v + interval.count.v)};
-    counted = {};
-    if (!counted.insert(policy, {now, weight})) return false;
+    if (!counted.insert(policy, {now, weight})) return;
   }
   if (keys_.size() >= config_.max_keys && !keys_.find(its->slot, subject.key)) {
     make_room(subject.limiter, subject.key, now);
   }
-  state = keys_.find_or_insert(its->slot, subject.key);
+  KeyState state = keys_.find_or_insert(its->slot, subject.key);
   state.publish(policy, counted, now);
-  return true;
-}
-
-void Replica::put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news) {
-  if (const auto reset = reset_time(subject.key, births)) {
-    if (const Limiter* const its = limiter(subject.limiter)) take_reset(*its, subject.key, *reset, now);
-    return;
+  if (receipt == Receipt::copy) return;
+  const bool news = receipt == Receipt::news;
+  if (news) state.count_remote(policy, counted.weight(), now);
+  settle(*its, state, now);
+  if (news) note_overshoot(*its, state, now);
+  if (news && its->terms.partition == Partition::share) {
+    count_for_other_side(*its, subject.key, counted.intervals(), now);
   }
-  KeyState state;
-  IntervalSet set;
-  if (!merge(subject, births, now, state, set)) return;
-  const Limiter& its = *limiter(subject.limiter);
-  if (news) state.count_remote(its.terms.policy, set.weight(), now);
-  settle(its, state, now);
-  if (news) note_overshoot(its, state, now);
-  if (news && its.terms.partition == Partition::share) {
-    count_for_other_side(its, subject.key, set.intervals(), now);
-  }
-  push_if_due(its, state, now);
+  push_if_due(*its, state, now);
 }
 
 void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now) {

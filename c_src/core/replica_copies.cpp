@@ -270,13 +270,12 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
     return;
   }
   const auto ahead = [&](const EntryItem& entry) {
-    const auto births = frame.set(entry.set);
-    return reset_time(entry.subject.key, births).value_or(births.back().start) > now + config_.future_bound;
+    return last_of(entry.subject.key, frame.set(entry.set)) > now + config_.future_bound;
   };
   if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
     // Taken, they would be no better than records from there; and who copies from this node would have them too.
     ++stats_.refused;
-    peer.quarantined = true;
+    begin_quarantine(peer, now);
     copy_->unfit.push_back(peer.node);
     copy_again(now);
     return;
@@ -300,8 +299,8 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
   came(std::move(part), now);
   if (copy_->wanted != 0) ask_for_more(effects);
   if (copy_->wanted == 0 && !config_.joining && !copy_->taken) {
-    if (donor_is_unfit(now)) return;
-    copy_->taken = takes_copy(copy_->floors, now, effects);
+    if (donor_is_unfit(now) || !takes_copy(copy_->floors, now, effects)) return;
+    copy_->taken = true;
   }
   place_segments(now, effects);
 }
@@ -340,19 +339,20 @@ std::uint64_t Replica::to_place() const noexcept {
 
 void Replica::place_segments(Nanos now, Effects& effects) {
   std::size_t keys = 0;
+  const Records own = own_records();
   for (std::uint64_t left = to_place(); left != 0; left &= left - 1) {
     const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
     std::size_t its = std::max<std::size_t>(1, keys_.size(segment));
     for (const CopyPart& part : copy_->parts[segment]) its += part.item.entries.size();
     if (keys != 0 && keys + its > kStepKeys) return;
     keys += its;
-    place_segment(segment, now);
+    place_segment(segment, own, now);
   }
   if (copy_ && copy_->placed == ~std::uint64_t{0}) finish_copy(now, effects);
 }
 
 // What is published here goes, the copy and own births that the donor had not seen come.
-void Replica::place_segment(std::uint8_t segment, Nanos now) {
+void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now) {
   const std::vector<CopyPart> parts = std::move(copy_->parts[segment]);
   copy_->parts.erase(segment);
   copy_->placed |= std::uint64_t{1} << segment;
@@ -364,25 +364,17 @@ void Replica::place_segment(std::uint8_t segment, Nanos now) {
     return true;
   });
   shelf_.clear(segment);
-  KeyState state;
-  IntervalSet counted;
   for (const CopyPart& part : parts) {
     copy_->keys -= part.item.entries.size();
     for (const EntryItem& entry : part.item.entries) {
-      const auto births = part.set(entry.set);
-      const Limiter* const its = limiter(entry.subject.limiter);
-      const bool counts = its != nullptr && entry.subject.version <= its->terms.version &&
-                          its->takes(entry.subject, births) && !reset_time(entry.subject.key, births);
       if (Keys::segment_of(entry.subject.key) != segment) {
         ++stats_.malformed;
-      } else if (counts) {
-        merge(entry.subject, births, now, state, counted);
       } else {
-        take_in(entry.subject, births, now, false);
+        take_in(entry.subject, part.set(entry.set), now, Receipt::copy);
       }
     }
   }
-  add_own_births(copy_->true_for[segment], segment, now);
+  add_own_births(copy_->true_for[segment], segment, own, now);
   keys_.sweep(segment, [&](KeyState key) {
     settle(limiter_of(key), key, now);
     push_if_due(limiter_of(key), key, now);
@@ -452,22 +444,20 @@ std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& reco
   return lost;
 }
 
-void Replica::add_own_births(const Floor& floor, std::uint8_t segment, Nanos now) {
-  KeyState state;
-  IntervalSet counted;
+void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now) {
   own_births_beyond(
-      floor, own_records(),
+      floor, records,
       [&](std::span<const std::byte> record) {
         if (Keys::segment_of(record_name(record, self_).key) != segment) return;
         const Frame own = framed(record);
         const auto& item = std::get<RecordItem>(own.items.front());
-        merge(item.subject, own.set(item.set), now, state, counted);
+        put_back(item.subject, own.set(item.set), now, Receipt::copy);
       },
       [&](const Piece& piece) {
         const KeyHash first{std::uint64_t{segment} << 58};
         for (auto at = piece.entries.lower_bound({{0}, 0, first}); at != piece.entries.end(); ++at) {
           if (Keys::segment_of(at->first.key) != segment) return;
-          merge(at->first, at->second.load().intervals(), now, state, counted);
+          put_back(at->first, at->second.load().intervals(), now, Receipt::copy);
         }
       });
 }
@@ -541,8 +531,17 @@ bool Replica::is_ahead(const Floor& floor, bool loses) {
   return false;
 }
 
+// Of neighbours that are alike the first: segments of one answer are true for the same records.
+std::vector<const Replica::Floor*> Replica::unlike(const Floors& floors) {
+  std::vector<const Floor*> apart;
+  for (const auto& [segment, floor] : floors) {
+    if (apart.empty() || !(floor == *apart.back())) apart.push_back(&floor);
+  }
+  return apart;
+}
+
 // What all segments are true for. (What single ones have beyond that is kept as their floor.)
-Replica::Floor Replica::common_floor(const Floors& floors) const {
+Replica::Floor Replica::common_floor(const Floors& floors) {
   const auto seen = [](const Floor& floor, const OriginId& id) {
     std::vector<Range> ranges;
     if (const std::uint64_t upto = floor.upto_of(id); upto != 0) ranges.push_back({1, upto});
@@ -561,18 +560,15 @@ Replica::Floor Replica::common_floor(const Floors& floors) const {
     }
     return ranges;
   };
+  const std::vector<const Floor*> apart = unlike(floors);
   std::map<OriginId, std::vector<Range>> common;
-  for (const auto& [segment, floor] : floors) {
-    for (const VectorEntry& entry : floor.upto) common.try_emplace(entry.origin);
-    for (const NackItem& late : floor.beyond) common.try_emplace(late.origin);
+  for (const Floor* const floor : apart) {
+    for (const VectorEntry& entry : floor->upto) common.try_emplace(entry.origin);
+    for (const NackItem& late : floor->beyond) common.try_emplace(late.origin);
   }
   for (auto& [id, ranges] : common) {
-    const Floor* before = nullptr;
-    for (const auto& [segment, floor] : floors) {
-      // Segments of one answer are alike.
-      if (before != nullptr && floor == *before) continue;
-      ranges = before == nullptr ? seen(floor, id) : in_both(ranges, seen(floor, id));
-      before = &floor;
+    for (const Floor* const floor : apart) {
+      ranges = floor == apart.front() ? seen(*floor, id) : in_both(ranges, seen(*floor, id));
     }
   }
   Floor floor;
@@ -587,13 +583,10 @@ Replica::Floor Replica::common_floor(const Floors& floors) const {
 
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
 bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
-  // Segments of one answer are true for the same records.
   const Records records = own_records();
-  const Floor* looked_at = nullptr;
-  const bool loses = std::any_of(floors.begin(), floors.end(), [&](const auto& entry) {
-    const Floor* const before = std::exchange(looked_at, &entry.second);
-    return (before == nullptr || !(*before == entry.second)) && loses_births(entry.second, records);
-  });
+  const std::vector<const Floor*> apart = unlike(floors);
+  const bool loses =
+      std::any_of(apart.begin(), apart.end(), [&](const Floor* floor) { return loses_births(*floor, records); });
   if (loses) {
     losing_since_ = std::min(losing_since_, now);
     if (now - losing_since_ < kOnTheWay) {

@@ -253,6 +253,10 @@ void Replica::find_passes(Nanos now) {
   }
 }
 
+void Replica::begin_quarantine(Peer& peer, Nanos now) noexcept {
+  if (!std::exchange(peer.quarantined, true)) peer.quarantined_at = now;
+}
+
 void Replica::end_quarantine(Peer& peer, Nanos now) {
   peer.quarantined = false;
   Origin* const origin = origins_.find({peer.node, peer.incarnation});

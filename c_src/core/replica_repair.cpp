@@ -347,14 +347,13 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   }
   Nanos last;
   for (const EntryItem& entry : item.entries) {
-    const auto births = frame.set(entry.set);
-    last = std::max(last, reset_time(entry.subject.key, births).value_or(births.back().start));
+    last = std::max(last, last_of(entry.subject.key, frame.set(entry.set)));
   }
   if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
     if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
-    take_in(entry.subject, frame.set(entry.set), now, false);
+    take_in(entry.subject, frame.set(entry.set), now, Receipt::repair);
   }
   origin.held_off = false;
   origin.advance(item.to);

@@ -61,6 +61,8 @@ struct Subject {
 Nanos rounded_for_mark(Nanos time) noexcept;
 Interval reset_mark(KeyHash key, Nanos time) noexcept;  // REQUIRES: 0 <= time < 2^61
 std::optional<Nanos> reset_time(KeyHash key, std::span<const Interval> births) noexcept;
+// The time of the last birth, or of the reset. REQUIRES: !births.empty().
+Nanos last_of(KeyHash key, std::span<const Interval> births) noexcept;
 
 // The intervals of a decoded set lie one after the other in Frame::intervals.
 struct Slice {

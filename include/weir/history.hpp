@@ -138,6 +138,7 @@ class History {
 
  private:
   void fold(const Policy& policy, const Subject& subject, const IntervalSet& births);
+  void put_reset(Piece& piece, const Subject& subject, const Interval& mark);
   bool put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births);
   bool unite(Piece& piece, Piece& next, const std::function<const Policy*(const Subject&)>& policy_of);
   Piece& add_piece(std::uint64_t from);

@@ -275,6 +275,7 @@ class Replica final : public Machine {
     bool operator==(const Floor& other) const noexcept;
   };
   using Floors = std::map<std::uint8_t, Floor>;  // by segment
+  using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
   struct CopyPart {
     CopyItem item;
     std::vector<Interval> intervals;
@@ -303,6 +304,9 @@ class Replica final : public Machine {
     // Of all rounds: what the segments in place are true for.
     Floors true_for;
   };
+
+  // How births came: as news, some time late, or in a copy.
+  enum class Receipt : std::uint8_t { news, repair, copy };
 
   // replica.cpp: decisions and records
   void ask(const Ask& ask, Nanos now, Effects& effects);
@@ -338,7 +342,8 @@ class Replica final : public Machine {
   void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
   bool is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now);
-  void take_in(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
+  void take_in(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt);
+  void put_back(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt);
   void unshelve(LimiterId id, Nanos now);
   void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
@@ -368,6 +373,7 @@ class Replica final : public Machine {
   void remove_member(NodeId node, Nanos now);
   void forget_history();
   void collect(Nanos now);
+  static void begin_quarantine(Peer& peer, Nanos now) noexcept;
   void end_quarantine(Peer& peer, Nanos now);
   void measure(Nanos now) noexcept;
   bool may_be_over(const OriginId& id, Nanos now) const noexcept;
@@ -406,18 +412,18 @@ class Replica final : public Machine {
   void came(CopyPart&& part, Nanos now);
   std::uint64_t to_place() const noexcept;
   void place_segments(Nanos now, Effects& effects);
-  void place_segment(std::uint8_t segment, Nanos now);
+  void place_segment(std::uint8_t segment, const Records& own, Nanos now);
   Frame framed(std::span<const std::byte> record) const;
-  using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
   Records own_records() const;
   std::uint64_t own_births_beyond(const Floor& floor, const Records& records,
                                   const std::function<void(std::span<const std::byte>)>& record,
                                   const std::function<void(const Piece&)>& piece) const;
-  void add_own_births(const Floor& floor, std::uint8_t segment, Nanos now);
+  void add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now);
   bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
   bool donor_is_unfit(Nanos now);
-  Floor common_floor(const Floors& floors) const;
+  static std::vector<const Floor*> unlike(const Floors& floors);
+  static Floor common_floor(const Floors& floors);
   bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
   bool is_ahead(const Floor& floor, bool loses);
   void end_copy(Nanos now, Effects& effects);
@@ -426,9 +432,6 @@ class Replica final : public Machine {
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
   void drop_floors();
-  bool merge(const Subject& subject, std::span<const Interval> births, Nanos now, KeyState& state,
-             IntervalSet& counted);
-  void put_back(const Subject& subject, std::span<const Interval> births, Nanos now, bool news);
 
   // replica_claims.cpp: hits above the share that ask first
   bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
