@@ -31,7 +31,7 @@ table() ->
 least(Name, _) when Name =:= peer_timeout; Name =:= forget_after -> ?LEAST_PATIENCE_MS;
 least(_, LeastNs) -> LeastNs div 1000000.
 
-unit(Name) when Name =:= max_keys; Name =:= piece_keys; Name =:= max_resets -> keys;
+unit(Name) when Name =:= max_keys; Name =:= piece_keys; Name =:= max_resets; Name =:= max_tells; Name =:= max_estates -> keys;
 unit(Name) when Name =:= max_claims; Name =:= pieces -> number;
 unit(_) -> bytes.
 

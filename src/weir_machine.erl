@@ -18,7 +18,7 @@
 
 -export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/6, step/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
--export([births/0, bytes/2, published/3, unsent/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2, quarantined/2, peer/1, limits/0,
+-export([births/0, bytes/2, published/3, unsent/3, inherited/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2, quarantined/2, peer/1, limits/0,
          overshoot/4, most_exceeded/2]).
 
 -export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, overshoot/0, ns/0]).
@@ -36,9 +36,9 @@
                     neighbours => [node_id()], incarnation => pos_integer(), joining => boolean(),
                     seed => non_neg_integer(),
                     gossip_interval | heartbeat_interval | peer_timeout | forget_after | keep_others | future_bound
-                    | coalesce_most | long_delay => ns(),
+                    | coalesce_most | long_delay | tell_window => ns(),
                     max_keys | pieces => pos_integer(),
-                    max_parked | max_claims | max_resets | log_bytes | others_bytes | pinned_bytes | piece_keys => non_neg_integer()}.
+                    max_parked | max_claims | max_resets | max_shelved | max_tells | max_estates | log_bytes | others_bytes | pinned_bytes | piece_keys => non_neg_integer()}.
 %% A limiter changes when it is put again with a greater version. `flush_after' 0 is never.
 -type terms() :: #{capacity := pos_integer(), interval_ns := pos_integer(), version => pos_integer(),
                    partition => open | share | closed, large_hits => admit | claim | owner,
@@ -50,14 +50,17 @@
 %% Name, the least that it may be, and its default: in the order in which the NIF expects them.
 -define(TIMES, [{gossip_interval, 1000000, 300000000}, {heartbeat_interval, 1000000, 500000000},
                 {peer_timeout, 0, 2000000000}, {forget_after, 0, 3600000000000}, {keep_others, 0, 5000000000},
-                {future_bound, 0, 10000000000}, {coalesce_most, 0, 20000000}, {long_delay, 0, 20000000}]).
+                {future_bound, 0, 10000000000}, {coalesce_most, 0, 20000000}, {long_delay, 0, 20000000},
+                {tell_window, 1000000, 100000000}]).
 -define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024},
-                 {max_resets, 0, 1 bsl 16}, {log_bytes, 0, 1 bsl 20}, {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18},
+                 {max_resets, 0, 1 bsl 16}, {max_shelved, 0, 1 bsl 20}, {max_tells, 0, 1 bsl 16}, {max_estates, 0, 1 bsl 16},
+                 {log_bytes, 0, 1 bsl 20}, {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18},
                  {piece_keys, 0, 1 bsl 20}, {pieces, 1, 256}]).
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).
 -define(STATS, [records_sent, records_applied, duplicates, nacks, repaired, chunks_applied, copies, lost_own_records,
-                malformed, refused, evicted_keys, forgotten_births, absences, copies_abandoned, shelved, lost_shelved, dropped]).
+                malformed, refused, evicted_keys, forgotten_births, absences, copies_abandoned, shelved, lost_shelved, told, estates, lost_copies,
+                dropped]).
 
 -define(NO_MACHINE, "the machine is not one of weir_machine:new/1").
 -define(WORD, 16#ffffffff).
@@ -205,6 +208,11 @@ published(Machine, Limiter, Key) ->
 -spec unsent(machine(), limiter_id(), key_hash()) -> [{Start :: ns(), Births :: pos_integer()}].
 unsent(Machine, Limiter, Key) ->
     intervals(unsent, Machine, Limiter, Key).
+
+%% @doc Births of nodes that died, which count here because another node told of them in their place.
+-spec inherited(machine(), limiter_id(), key_hash()) -> [{Start :: ns(), Births :: pos_integer()}].
+inherited(Machine, Limiter, Key) ->
+    intervals(inherited, Machine, Limiter, Key).
 
 intervals(Which, Machine, Limiter, Key) ->
     checked(fun() ->

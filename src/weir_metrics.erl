@@ -61,6 +61,11 @@ machine_metrics() ->
      {weir_state_copies_total, counter, <<"Copies of another node's state that were taken">>, copies},
      {weir_state_copies_abandoned_total, counter, <<"Copies of another node's state that no node gave, so that this node went on without">>,
       copies_abandoned},
+     {weir_told_keys_total, counter, <<"Keys whose unsent tokens were told to the next node, each time">>, told},
+     {weir_estates_total, counter, <<"Keys whose unsent tokens this node published for a node that died">>, estates},
+     {weir_lost_copies_total, counter, <<"Copies of other nodes' unsent tokens that there was no room for">>, lost_copies},
+     {weir_shelved_records_total, counter, <<"Records of limiters that this node didn't know yet when they came">>, shelved},
+     {weir_shelved_records_lost_total, counter, <<"Of these, those that there was no room for">>, lost_shelved},
      {weir_dropped_records_total, counter, <<"Own records that this node could not keep for nodes out of reach">>, dropped},
      {weir_lost_records_total, counter, <<"Own records that were gone when a copy needed them">>, lost_own_records}].
 

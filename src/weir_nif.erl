@@ -28,7 +28,7 @@
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 5).
+-define(ABI, 6).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().
@@ -248,7 +248,7 @@ replica_bytes(_Replica, _Limiters) -> ?NOT_LOADED.
 %% Under 2 us; linear in the number of nodes, and of claims under way.
 -spec replica_wake(reference()) -> integer() | infinity.
 replica_wake(_Replica) -> ?NOT_LOADED.
--spec replica_intervals(reference(), published | unsent, Limiter :: non_neg_integer(), key_hash()) ->
+-spec replica_intervals(reference(), published | unsent | inherited, Limiter :: non_neg_integer(), key_hash()) ->
           [{StartNs :: non_neg_integer(), Births :: pos_integer()}].
 replica_intervals(_Replica, _Which, _Limiter, _Key) -> ?NOT_LOADED.
 -spec replica_vector(reference()) -> [{node_id(), Incarnation :: pos_integer(), Upto :: non_neg_integer()}].

@@ -3,7 +3,8 @@
 %% A schedule is a setting and a list of commands: asks, time that passes, loss, duplication, delay and with it reordering,
 %% partitions, crashes, returns, joins. What must hold, whatever happens:
 %%
-%%   once       at any time, on any node, a key's published births are at most those that nodes admitted
+%%   once       at any time, on any node, a key's births (published, inherited and its own unsent ones) are at most those that nodes
+%%              admitted
 %%   ends       after the last fault all live nodes come to rest within a bounded time, and then send signs of life only
 %%   same       they then hold the same published births, unless a node had to let go of own ones for a copy (about one in ten
 %%              thousand of these schedules then ends with a node that still has them, decision 0007)
@@ -163,6 +164,12 @@ subjects(C) ->
 published(Node, {Limiter, Key}, C) ->
     weir_machine:published(?CLUSTER:machine(Node, C), Limiter, Key).
 
+inherited(Node, {Limiter, Key}, C) ->
+    weir_machine:inherited(?CLUSTER:machine(Node, C), Limiter, Key).
+
+weight(Births) ->
+    lists:sum([Count || {_Time, Count} <- Births]).
+
 unsent(Node, {Limiter, Key}, C) ->
     weir_machine:unsent(?CLUSTER:machine(Node, C), Limiter, Key).
 
@@ -176,7 +183,10 @@ once(Type, Limiters, Node, C) ->
                              State -> ok;
                              _ -> Type:at_most(maps:get(Limiter, Limiters), State, plain(Births))
                                       orelse broken(once, {node, Node, Subject, State, admitted, Births})
-                         end
+                         end,
+                         %% (The times of what was inherited are rounded up.)
+                         All = State ++ inherited(Node, Subject, C) ++ unsent(Node, Subject, C),
+                         weight(All) =< weight(plain(Births)) orelse broken(once, {node, Node, Subject, all, All, admitted, Births})
                  end, ?CLUSTER:births(C)).
 
 plain(Births) ->

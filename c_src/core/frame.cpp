@@ -27,6 +27,8 @@ enum Tag : unsigned {
   kSized = 0x40,
   kUnheard = 0x50,
   kSpared = 0x51,
+  kTell = 0x52,
+  kRetell = 0x53,
   kRecord = 0x80,
 };
 enum RecordFlag : unsigned { kRelayed = 1, kVersioned = 2, kSeveral = 4, kRecordFlags = 7 };
@@ -255,6 +257,38 @@ UnheardItem read_unheard(Reader& in) {
   return item;
 }
 
+TellItem read_tell(Reader& in, Frame& frame) {
+  TellItem item;
+  item.position = in.upto(kTimeLimit);
+  item.tell = in.upto(kTimeLimit - kToldMax);
+  if (item.position == 0 || item.tell == 0) in.fail(FrameError::value);
+  item.keys.resize(in.count(kToldMax, 4));
+  for (ToldItem& told : item.keys) {
+    told.since = in.upto(kTimeLimit);
+    if (told.since == 0) {
+      told.subject = read_subject(in, true);
+      const std::size_t count = in.count(kIntervalCap, 2);
+      if (count == 0) in.fail(FrameError::value);
+      told.set = read_set(in, count, frame);
+    } else {
+      told.from.v = static_cast<std::int64_t>(in.upto(kTimeLimit));
+      told.more.v = static_cast<std::int64_t>(in.upto(kTimeLimit));
+      const std::uint64_t later = in.upto(2 * kTimeLimit + 1);
+      told.later.v = static_cast<std::int64_t>(later >> 1) * ((later & 1) != 0 ? -1 : 1);
+      if (told.more.v == 0) in.fail(FrameError::value);
+    }
+    if (in.error() != FrameError::none) break;
+  }
+  return item;
+}
+
+RetellItem read_retell(Reader& in) {
+  RetellItem item;
+  item.firsts.resize(in.count(kToldMax, 1));
+  for (std::uint64_t& first : item.firsts) first = in.varint();
+  return item;
+}
+
 // Bytes after what is known of such an item are of a later version of it.
 void read_sized(Reader& all, unsigned tag, Frame& frame) {
   Reader in = all.part(all.count(kFrameMax, 1));
@@ -263,6 +297,10 @@ void read_sized(Reader& all, unsigned tag, Frame& frame) {
   } else if (tag == kSpared) {
     const std::uint64_t incarnation = in.varint();
     frame.items.emplace_back(SparedItem{incarnation, in.upto(kTimeLimit)});
+  } else if (tag == kTell) {
+    frame.items.emplace_back(read_tell(in, frame));
+  } else if (tag == kRetell) {
+    frame.items.emplace_back(read_retell(in));
   }
   if (in.error() != FrameError::none) all.fail(in.error());
 }
@@ -531,6 +569,33 @@ void FrameWriter::put(const SparedItem& item) {
   varint(item.receiver_incarnation);
   varint(item.upto);
   sized(kSpared, before);
+}
+
+void FrameWriter::put(const TellItem& item, std::span<const Interval> intervals) {
+  const std::size_t before = size();
+  varint(item.position);
+  varint(item.tell);
+  varint(item.keys.size());
+  for (const ToldItem& told : item.keys) {
+    varint(told.since);
+    if (told.since == 0) {
+      entry(told.subject, intervals.subspan(told.set.first, told.set.count));
+      continue;
+    }
+    varint(static_cast<std::uint64_t>(told.from.v));
+    varint(static_cast<std::uint64_t>(told.more.v));
+    // The sign is the lowest bit, so that what is near takes few bytes either way.
+    const bool earlier = told.later.v < 0;
+    varint(static_cast<std::uint64_t>(earlier ? -told.later.v : told.later.v) << 1 | (earlier ? 1 : 0));
+  }
+  sized(kTell, before);
+}
+
+void FrameWriter::put(const RetellItem& item) {
+  const std::size_t before = size();
+  varint(item.firsts.size());
+  for (const std::uint64_t first : item.firsts) varint(first);
+  sized(kRetell, before);
 }
 
 void FrameWriter::chunk(std::uint64_t from, std::uint64_t to, std::size_t entries) {

@@ -61,7 +61,9 @@ std::size_t Piece::held() const noexcept {
   // A node of the map: three pointers, a colour, the pair.
   std::size_t sum = entries.size() * (4 * sizeof(void*) + sizeof(decltype(entries)::value_type));
   sum += resets.size() * (4 * sizeof(void*) + sizeof(decltype(resets)::value_type));
+  sum += estates.size() * (4 * sizeof(void*) + sizeof(decltype(estates)::value_type));
   for (const auto& [subject, set] : entries) sum += set.heap_bytes();
+  for (const auto& [name, estate] : estates) sum += estate.heap_bytes();
   return sum + sizeof(Piece);
 }
 
@@ -85,11 +87,31 @@ void History::put_reset(Piece& piece, const Subject& subject, const Interval& ma
   }
 }
 
+// Of two the later tell holds.
+void History::put_estate(Piece& piece, const Subject& subject, const IntervalSet& record) {
+  const std::optional<Estate> estate = estate_of(record.intervals());
+  StoredSet& set = piece.estates[{subject, estate->origin}];
+  if (set.empty()) {
+    ++keys_;
+  } else if (estate_of(set.load().intervals())->tell >= estate->tell) {
+    return;
+  } else {
+    piece.bytes -= encoded_bytes(set);
+  }
+  set.store(record);
+  piece.bytes += encoded_bytes(set);
+}
+
 // False if there is no room for one key more, or the births don't fit into time.
 bool History::put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births) {
   if (reset_time(subject.key, births.intervals())) {
     if (keys_ >= limits_.piece_keys) return false;
     put_reset(piece, subject, *births.begin());
+    return true;
+  }
+  if (is_estate(births.intervals())) {
+    if (keys_ >= limits_.piece_keys) return false;
+    put_estate(piece, subject, births);
     return true;
   }
   const auto at = piece.entries.find(subject);
@@ -152,6 +174,12 @@ void History::tidy(const std::function<const Policy*(const Subject&)>& policy_of
   });
   keys_ -= marks;
   piece.bytes -= marks * kMarkBytes;
+  keys_ -= std::erase_if(piece.estates, [&](const auto& entry) {
+    const StoredSet& set = entry.second;
+    const bool over = is_over(entry.first.first, [&](const Policy& policy) { return set.tat(policy); });
+    if (over) piece.bytes -= encoded_bytes(set);
+    return over;
+  });
   if (next_tidied_ == 0 || !piece.continues || (open_ && &piece == &pieces_.back())) return;
   if (!unite(pieces_[next_tidied_ - 1], piece, policy_of)) return;
   pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(next_tidied_));
@@ -172,6 +200,7 @@ bool History::unite(Piece& piece, Piece& next, const std::function<const Policy*
   if (std::any_of(next.entries.begin(), next.entries.end(), unfit)) return false;
   keys_ -= next.size();
   for (const auto& [subject, mark] : next.resets) put_reset(piece, subject, mark);
+  for (const auto& [name, estate] : next.estates) put_estate(piece, name.first, estate.load());
   for (auto& [subject, set] : next.entries) {
     if (StoredSet& sum = piece.entries[subject]; sum.empty()) {
       sum = std::move(set);

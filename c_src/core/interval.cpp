@@ -21,11 +21,11 @@ Wide move_cost(const Policy& policy, const Interval& a, const Interval& b) noexc
   return static_cast<Wide>(a.count.v) * static_cast<Wide>(gap.v);
 }
 
-// Fuses neighbours, the cheapest first (of equals the oldest), until `kIntervalCap` are left; returns how many are.
+// Fuses neighbours, the cheapest first (of equals the oldest), until `most` are left; returns how many are.
 // A fused interval begins later than its first part did and ends where its second part did, so it stays apart from the
 // neighbours on both sides: no fusion causes another.
-std::size_t fuse_to_cap(const Policy& policy, Interval* items, std::size_t size) noexcept {
-  for (; size > kIntervalCap; --size) {
+std::size_t fuse_to(std::size_t most, const Policy& policy, Interval* items, std::size_t size) noexcept {
+  for (; size > most; --size) {
     std::size_t best = 0;
     Wide least = move_cost(policy, items[0], items[1]);
     for (std::size_t i = 1; i + 1 < size; ++i) {
@@ -108,11 +108,15 @@ bool IntervalSet::merge(const Policy& policy, const IntervalSet& other) noexcept
       return false;
     }
   }
-  assign(all.data(), fuse_to_cap(policy, all.data(), kept));
+  assign(all.data(), fuse_to(kIntervalCap, policy, all.data(), kept));
   return true;
 }
 
-void IntervalSet::shrink(const Policy& policy) noexcept { size_ = fuse_to_cap(policy, items(), size_); }
+void IntervalSet::shrink(const Policy& policy) noexcept { fuse(policy, kIntervalCap); }
+
+void IntervalSet::fuse(const Policy& policy, std::size_t most) noexcept {
+  size_ = fuse_to(most, policy, items(), size_);
+}
 
 void IntervalSet::erase_front(std::size_t count) noexcept {
   if (count == 0) return;

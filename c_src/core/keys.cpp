@@ -193,6 +193,22 @@ Nanos KeyState::union_tat(const Policy& policy) const noexcept {
   return all(policy).tat(policy);
 }
 
+double KeyState::unsent_level(double interval, Nanos now) const noexcept {
+  const bool one = slot_->large ? block().unsent.intervals() == 1 : !slot_->packed;
+  if (one) {
+    const double age = static_cast<double>((now - oldest_unsent()).v);
+    return static_cast<double>(unsent_weight().v) - age / interval;
+  }
+  double level = 0;
+  Nanos at{0};
+  for (const Interval& births : unsent()) {
+    level = std::max(0.0, level - static_cast<double>((births.start - at).v) / interval);
+    level += static_cast<double>(births.count.v);
+    at = births.start;
+  }
+  return level - static_cast<double>((now - at).v) / interval;
+}
+
 // Makes it large, if it isn't yet.
 KeyState::Large& KeyState::enlarge(const Policy& policy) {
   if (slot_->large) return block();

@@ -40,7 +40,10 @@ Replica::Replica(const ReplicaConfig& config)
       members_(config.members),
       keys_(salt_of(config)),
       history_(self_, config.history),
-      shelf_(config.max_shelved) {
+      shelf_(config.max_shelved),
+      estates_(config.max_estates),
+      tells_(config.max_tells),
+      numbered_(config.incarnation) {
   std::sort(members_.begin(), members_.end());
   for (const NodeId node : config.neighbours) {
     Peer peer;
@@ -108,7 +111,12 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
     shadow = shadow->first.first == id.v ? shadows_.erase(shadow) : std::next(shadow);
   }
   exceeded_.erase(id.v);
-  limiters_.find(id.v)->terms = terms;
+  change_estates(before, terms, now);
+  Limiter& its = *limiters_.find(id.v);
+  its.terms = terms;
+  estates_.for_each([&](const Estates::Place& place, const Estates::Copy&) {
+    if (place.limiter == id) settle(its, keys_.find_or_insert(its.slot, place.key), now);
+  });
   unshelve(id, now);
 }
 
@@ -127,6 +135,8 @@ void Replica::push(Nanos now, Effects& effects) {
 
 void Replica::drop_limiter(LimiterId id) {
   shelf_.drop(id);
+  tells_.forget_limiter(id);
+  estates_.erase_if([&](const Estates::Place& place, const Estates::Copy&) { return place.limiter == id; });
   const Limiter* const its = limiter(id);
   if (its == nullptr) return;
   exceeded_.erase(id.v);
@@ -143,17 +153,6 @@ void Replica::erase_keys(LimiterSlot limiter) {
     keys_.fit(segment);
   }
 }
-
-namespace {
-
-// Intervals that begin before the reset are ignored whole: what was fused with earlier births can't be told from them.
-IntervalSet from_time(const IntervalSet& births, Nanos time) noexcept {
-  const auto first =
-      std::find_if(births.begin(), births.end(), [&](const Interval& interval) { return interval.start >= time; });
-  return IntervalSet::from({first, births.end()});
-}
-
-}  // namespace
 
 bool Replica::reset(LimiterId id, KeyHash key, Nanos time, Nanos now, bool own) {
   const Limiter* const its = limiter(id);
@@ -179,20 +178,21 @@ bool Replica::take_reset(const Limiter& limiter, KeyHash key, Nanos time, Nanos 
     ++stats_.refused;
   }
   shadows_.erase(name);
+  reset_estates(limiter, key, time);
   KeyState state = keys_.find(limiter.slot, key);
   if (!state) {
     tell_level(limiter, key, now, true);  // the table may know the key from its owner
     return remembered;
   }
-  state.set_published(limiter.terms.policy, from_time(state.published(), time));
-  state.set_unsent(limiter.terms.policy, from_time(state.unsent(), time));
+  state.set_published(limiter.terms.policy, state.published().since(time));
+  state.set_unsent(limiter.terms.policy, state.unsent().since(time));
   settle(limiter, state, now, true);
   return remembered;
 }
 
 IntervalSet Replica::since_reset(const Key& key, const IntervalSet& births) const {
   const auto reset = resets_.empty() ? resets_.end() : resets_.find(key);
-  return reset == resets_.end() ? births : from_time(births, reset->second);
+  return reset == resets_.end() ? births : births.since(reset->second);
 }
 
 void Replica::step(const Event& event, Nanos now, Effects& effects) {
@@ -210,10 +210,11 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
     tick(now, effects);
   }
   if (flush_at_ <= now || due_.size() >= kDueMax) flush(now, effects);
+  if (tells_.due()) tell(now, effects);
 }
 
 Nanos Replica::wake() const noexcept {
-  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, repair_at_, digest_at_, grown_at_});
+  Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, tell_at_, repair_at_, digest_at_, grown_at_});
   if (copy_) next = std::min(next, copy_->deadline);
   if (to_place() != 0 || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
@@ -231,7 +232,7 @@ bool Replica::quiet() const noexcept {
 Held Replica::held() const {
   Held held;
   held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() +
+               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() +
                claims_.capacity() * sizeof(Claim) + tentative_.capacity() * sizeof(Tentative);
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
@@ -318,7 +319,10 @@ void Replica::ask(const Ask& request, Nanos now, Effects& effects) {
 KeyState Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos now) {
   if (keys_.size() >= config_.max_keys && !keys_.find(limiter.slot, key)) make_room(limiter.id, key, now);
   KeyState state = keys_.find_or_insert(limiter.slot, key);
-  if (is_far(limiter, state, hits, now) && state.admit_small(limiter.terms.policy, hits, now)) return state;
+  if (is_far(limiter, state, hits, now) && state.admit_small(limiter.terms.policy, hits, now)) {
+    note_untold(limiter, state, now);
+    return state;
+  }
   const bool first = !state.has_unsent();
   state.admit(limiter.terms.policy, hits, now);
   if (limiter.terms.partition == Partition::share) {
@@ -329,6 +333,7 @@ KeyState Replica::admit(const Limiter& limiter, KeyHash key, Tokens hits, Nanos 
     aging_.emplace(now + limiter.terms.flush_after, Key{limiter.id.v, key.v});
   }
   push_if_due(limiter, state, now);
+  note_untold(limiter, state, now);
   return state;
 }
 
@@ -384,7 +389,9 @@ void Replica::make_room(LimiterId id, KeyHash key, Nanos now) {
   });
   if (!least) return;  // other segments hold them all
   if (keep_key(least, now)) ++stats_.evicted_keys;
-  shadows_.erase({limiter_of(least).id.v, least.key().v});
+  const Key name{limiter_of(least).id.v, least.key().v};
+  shadows_.erase(name);
+  tells_.forget(name);
   keys_.erase(least.limiter(), least.key());
 }
 
@@ -458,9 +465,11 @@ void Replica::tell_estimates(Nanos now) {
 Nanos Replica::union_tat(const Limiter& limiter, const KeyState& state) const {
   const Policy& policy = limiter.terms.policy;
   const auto shadow = shadows_.empty() ? shadows_.end() : shadows_.find({limiter.id.v, state.key().v});
-  if (shadow == shadows_.end()) return state.union_tat(policy);
+  const IntervalSet others = estates_.empty() ? IntervalSet{} : inherited(limiter.id, state.key());
+  if (shadow == shadows_.end() && others.empty()) return state.union_tat(policy);
   IntervalSet set = state.all(policy);
-  [[maybe_unused]] const bool merged = set.merge(policy, shadow->second.set.load());
+  [[maybe_unused]] bool merged = set.merge(policy, others);
+  if (shadow != shadows_.end()) merged = set.merge(policy, shadow->second.set.load());
   return set.tat(policy);
 }
 
@@ -502,13 +511,14 @@ void Replica::make_due(KeyState state, Nanos at) {
 
 // `acked_peer` gets an acknowledgement of its claim in the same frame, so that it can't come before the births.
 void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::uint64_t claim) {
-  FrameWriter frame(self_.incarnation);
+  FrameWriter frame = std::exchange(numbered_, FrameWriter(self_.incarnation));
   const auto due = std::exchange(due_, {});
   flush_at_ = kNever;
   for (const Key& key : std::exchange(resets_due_, {})) {
     emit_reset(key, now, frame);
     if (frame.size() > kFrameTarget) send_to_live(frame, Traffic::data, effects);
   }
+  publish_estates(now, frame, effects);
   for (const auto& [id, hash] : due) {
     KeyState state = find({id}, {hash});
     if (!state) continue;
@@ -533,6 +543,7 @@ void Replica::flush(Nanos now, Effects& effects, const Peer* acked_peer, std::ui
 void Replica::emit(const Limiter& limiter, KeyState state, Nanos now, FrameWriter& frame) {
   number(limiter, state.key(), state.unsent(), now, frame);
   state.publish_unsent(limiter.terms.policy, now);
+  tells_.forget({limiter.id.v, state.key().v});
 }
 
 void Replica::emit_reset(const Key& key, Nanos now, FrameWriter& frame) {
@@ -614,7 +625,10 @@ bool Replica::keep_key(KeyState state, Nanos now) {
       state.set_unsent(policy, unsent);
     }
   }
-  const bool keep = !published.empty() || state.has_unsent();
+  const bool unsent = state.has_unsent();
+  const bool keep = !published.empty() || unsent || has_estate(state);
+  // What is held of it elsewhere has expired too.
+  if (!unsent && !tells_.empty()) tells_.forget({its.id.v, state.key().v});
   // What is held on behalf of an unreachable side is of the same times, and expired too.
   if (!keep) shadows_.erase({its.id.v, state.key().v});
   state.rest(policy, now);
@@ -627,6 +641,10 @@ void Replica::sweep(Nanos now) {
   keys_.fit(sweep_next_);
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
   if (sweep_next_ == 0) {
+    estates_.erase_if([&](const Estates::Place& place, const Estates::Copy& copy) {
+      const Policy& policy = limiter(place.limiter)->terms.policy;
+      return copy.births.tat(policy) < now - IntervalSet::horizon(policy);
+    });
     std::erase_if(resets_, [&](const auto& entry) {
       const Limiter* const its = limiter({entry.first.first});
       return its == nullptr || entry.second < now - IntervalSet::horizon(its->terms.policy);
@@ -645,12 +663,12 @@ void Replica::trim_others(Nanos now) {
   for (; !others_.empty(); others_.pop_front()) {
     const bool past =
         others_.bytes() > config_.history.others_bytes || Journal::older(others_.front(), now, config_.keep_others);
-    if (past) continue;
     const RecordName name = record_name(others_.front().bytes, self_);
     const Origin* const origin = origins_.find(name.origin);
     const Peer* const peer = find(name.origin.node);
     const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
-    if (origin != nullptr && (awaited || name.seq > origin->stable)) return;
+    if (!past && origin != nullptr && (awaited || name.seq > origin->stable)) return;
+    if (recent_ && recent_->origin == name.origin) recent_.reset();
   }
 }
 
@@ -717,6 +735,10 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const unheard = std::get_if<UnheardItem>(&item)) {
       peer.unheard = unheard->nodes;
       peer.unheard_at = now;
+    } else if (const auto* const told = std::get_if<TellItem>(&item)) {
+      apply(peer, frame, *told, now, effects);
+    } else if (const auto* const retell = std::get_if<RetellItem>(&item)) {
+      apply(*retell, now);
     }
   }
   if (parks && parked_bytes_ + bytes.size() <= config_.max_parked) {
@@ -781,6 +803,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   note(*origin, item.seq, peer.node, now, {0});
 
   keep_for_others(peer, item, births, now);
+  end_copy_of(item.origin, item.seq, item.subject, births, now);
   const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
   if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
   take_in(item.subject, births, now, Receipt::news);
@@ -792,7 +815,11 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
 // counted.
 void Replica::take_in(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt) {
   const Limiter* const its = limiter(subject.limiter);
-  if (its == nullptr || subject.version > its->terms.version) {
+  if (is_estate(births)) {
+    // (Of an unknown limiter none waits on the shelf: it couldn't be told there from records that came later.)
+    const std::optional<Estate> estate = estate_of(births);
+    estate ? inherit(subject, *estate, 0, true, now) : void(++stats_.malformed);
+  } else if (its == nullptr || subject.version > its->terms.version) {
     shelf_.put(subject, births);
     ++stats_.shelved;
   } else if (its->takes(subject, births)) {
@@ -849,6 +876,7 @@ void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::spa
   const std::size_t before = writer.size();
   writer.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, writer.since(before));
+  if (recent_ && recent_->origin == item.origin) recent_.reset();
   trim_others(now);
   // What doesn't fit will be asked for.
   if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + writer.size() <= kFrameMax)

@@ -68,7 +68,14 @@ void Replica::carry(const Carry& carry, Nanos now) {
   KeyState state = keys_.find(its->slot, carry.key);
   // Its births are still on their way from the table, or went with a key that was evicted.
   if (!was && !state) return;
-  if (was) state = take_over(*its, was, carry.key, now);
+  if (was) {
+    // What is held of it elsewhere goes by the hash of before: the record that erases it has to.
+    if (was.has_unsent() && tells_.find({carry.limiter.v, carry.before.v}) != nullptr) {
+      emit(*its, was, now, numbered_);
+      flush_at_ = now;
+    }
+    state = take_over(*its, was, carry.key, now);
+  }
   state.set_published(policy, since_reset(key, state.published()));
   state.set_unsent(policy, since_reset(key, state.unsent()));
   // The table may have carried the same births twice: when the replica told it of them in between.

@@ -37,6 +37,12 @@ std::uint64_t Replica::Floor::upto_of(const OriginId& origin) const noexcept {
   return most;
 }
 
+bool Replica::Floor::reaches(const OriginId& origin, std::uint64_t seq) const noexcept {
+  return upto_of(origin) >= seq || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
+           return late.origin == origin && !late.ranges.empty() && late.ranges.back().last >= seq;
+         });
+}
+
 bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
   return seq <= upto_of(origin) || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
            return late.origin == origin && contains(late.ranges, seq);
@@ -257,6 +263,13 @@ void Replica::give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& f
     if (!set.empty()) put({its.id, its.terms.version, state.key()}, set.intervals());
   });
   shelf_.for_each(head.segment, put);
+  estates_.for_each([&](const Estates::Place& place, const Estates::Copy& copy) {
+    if (!copy.counted || Keys::segment_of(place.key) != head.segment) return;
+    const ReplicatedTerms& terms = limiter(place.limiter)->terms;
+    Estate estate{place.origin, copy.position, copy.tell, copy.births.load()};
+    estate.births.fuse(terms.policy, kEstateCap);
+    put({place.limiter, terms.version, place.key}, estate_record(estate).intervals());
+  });
   finish_part(true);
 }
 
@@ -364,17 +377,23 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
     return true;
   });
   shelf_.clear(segment);
+  const Floor& floor = copy_->true_for[segment];
+  estates_.erase_if([&](const Estates::Place& place, const Estates::Copy& copy) {
+    return Keys::segment_of(place.key) == segment && (copy.counted || floor.reaches(place.origin, copy.position));
+  });
   for (const CopyPart& part : parts) {
     copy_->keys -= part.item.entries.size();
     for (const EntryItem& entry : part.item.entries) {
       if (Keys::segment_of(entry.subject.key) != segment) {
         ++stats_.malformed;
+      } else if (const auto estate = estate_of(part.set(entry.set))) {
+        hold(entry.subject, *estate, 0, true, now);  // the donor has looked whether it may
       } else {
         take_in(entry.subject, part.set(entry.set), now, Receipt::copy);
       }
     }
   }
-  add_own_births(copy_->true_for[segment], segment, own, now);
+  add_own_births(floor, segment, own, now);
   keys_.sweep(segment, [&](KeyState key) {
     settle(limiter_of(key), key, now);
     push_if_due(limiter_of(key), key, now);
@@ -444,6 +463,13 @@ std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& reco
   return lost;
 }
 
+// (Rule R goes by the copy: it is what is published here now.)
+void Replica::put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now) {
+  const std::optional<Estate> estate = estate_of(births);
+  if (!estate) return put_back(subject, births, now, Receipt::copy);
+  if (!floor.reaches(estate->origin, estate->position)) hold(subject, *estate, 0, true, now);
+}
+
 void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now) {
   own_births_beyond(
       floor, records,
@@ -451,13 +477,17 @@ void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Rec
         if (Keys::segment_of(record_name(record, self_).key) != segment) return;
         const Frame own = framed(record);
         const auto& item = std::get<RecordItem>(own.items.front());
-        put_back(item.subject, own.set(item.set), now, Receipt::copy);
+        put_own(floor, item.subject, own.set(item.set), now);
       },
       [&](const Piece& piece) {
         const KeyHash first{std::uint64_t{segment} << 58};
         for (auto at = piece.entries.lower_bound({{0}, 0, first}); at != piece.entries.end(); ++at) {
-          if (Keys::segment_of(at->first.key) != segment) return;
-          put_back(at->first, at->second.load().intervals(), now, Receipt::copy);
+          if (Keys::segment_of(at->first.key) != segment) break;
+          put_own(floor, at->first, at->second.load().intervals(), now);
+        }
+        for (const auto& [name, estate] : piece.estates) {
+          const Subject& subject = name.first;
+          if (Keys::segment_of(subject.key) == segment) put_own(floor, subject, estate.load().intervals(), now);
         }
       });
 }
@@ -638,6 +668,7 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
 // Others' records that the copy lacks: the donor may never get them, if their origin is dead.
 void Replica::add_others(Peer& donor, Nanos now) {
   const Journal kept = std::exchange(others_, Journal{});
+  recent_.reset();
   kept.for_each([&](const Journal::Entry& entry) {
     const RecordName name = record_name(entry.bytes, self_);
     const Origin* const origin = origins_.find(name.origin);

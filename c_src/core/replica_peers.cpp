@@ -91,6 +91,7 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
   if (forgotten({peer.node, incarnation})) return false;
   if (incarnation <= peer.incarnation) return true;
   const bool restarted = peer.incarnation != 0;
+  const OriginId before{peer.node, peer.incarnation};
   peer.incarnation = incarnation;
   if (origins_.find({peer.node, incarnation}) == nullptr && runs(peer.node) >= kRunsMax) {
     const auto oldest = std::find_if(origins_.begin(), origins_.end(),
@@ -99,7 +100,9 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
     oldest->id.incarnation < incarnation ? forget_run(oldest->id) : origins_.erase(OriginId(oldest->id));
   }
   run_of({peer.node, incarnation}, now).dead_since = kNever;
+  find_buddy(now);
   if (restarted) {
+    declare_dead(before, now);
     // It knows nothing of what its last run had, and will copy it.
     peer.acked = 0;
     peer.owed = 0;
@@ -122,6 +125,7 @@ void Replica::tick(Nanos now, Effects& effects) {
     heartbeats(now, effects);
     forget_history();
     collect(now);
+    find_buddy(now);
     tell_estimates(now);
   }
   if (now >= sweep_at_) sweep(now);
@@ -310,6 +314,8 @@ void Replica::went_away(Peer& peer, Nanos now) {
     if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
   }
   measure(now);
+  declare_dead({peer.node, peer.incarnation}, now);
+  find_buddy(now);
   for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
   news(now, true);
 }
@@ -348,6 +354,7 @@ void Replica::add_member(NodeId node, Nanos now) {
 void Replica::remove_member(NodeId node, Nanos now) {
   if (node == self_.node || std::erase(members_, node) == 0) return;
   left_.emplace_back(node, now);
+  if (const Peer* const peer = find(node)) declare_dead({node, peer->incarnation}, now);
   std::erase_if(peers_, [&](const Peer& peer) { return peer.node == node; });
   for (Origin& origin : origins_) {
     if (origin.id.node == node) origin.dead_since = std::min(origin.dead_since, now);

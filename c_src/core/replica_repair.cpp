@@ -160,6 +160,7 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
         chunk.chunk(piece->from, piece->to, piece->size());
         for (const auto& [subject, mark] : piece->resets) chunk.entry(subject, {&mark, 1});
         for (const auto& [subject, set] : piece->entries) chunk.entry(subject, set.load().intervals());
+        for (const auto& [name, estate] : piece->estates) chunk.entry(name.first, estate.load().intervals());
         if (chunk.size() <= kFrameMax) {
           // What leads up to the chunk goes first: else it would be refused.
           send_to(peer.node, frame, Traffic::repair, effects);
@@ -351,6 +352,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   }
   if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
+    end_copy_of(id, item.to, entry.subject, frame.set(entry.set), now);
     const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
     if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
     take_in(entry.subject, frame.set(entry.set), now, Receipt::repair);

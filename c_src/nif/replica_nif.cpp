@@ -167,29 +167,33 @@ bool get_nodes(ErlNifEnv* env, ERL_NIF_TERM list, std::vector<NodeId>& nodes) {
   return enif_is_empty_list(env, list);
 }
 
-// {Gossip, Heartbeat, PeerTimeout, ForgetAfter, KeepOthers, FutureBound, CoalesceMost, LongDelay} in nanoseconds
+// {Gossip, Heartbeat, PeerTimeout, ForgetAfter, KeepOthers, FutureBound, CoalesceMost, LongDelay, TellWindow} in ns
 bool get_times(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcept {
   constexpr Nanos kLeast{1'000'000};  // of what comes again and again
   int arity;
   const ERL_NIF_TERM* times;
-  return enif_get_tuple(env, term, &arity, &times) && arity == 8 &&
+  return enif_get_tuple(env, term, &arity, &times) && arity == 9 &&
          get_duration(env, times[0], config.gossip_interval) && config.gossip_interval >= kLeast &&
          get_duration(env, times[1], config.heartbeat_interval) && config.heartbeat_interval >= kLeast &&
          get_duration(env, times[2], config.peer_timeout) && get_duration(env, times[3], config.forget_after) &&
          get_duration(env, times[4], config.keep_others) && get_duration(env, times[5], config.future_bound) &&
-         get_duration(env, times[6], config.coalesce_most) && get_duration(env, times[7], config.long_delay);
+         get_duration(env, times[6], config.coalesce_most) && get_duration(env, times[7], config.long_delay) &&
+         get_duration(env, times[8], config.tell_window) && config.tell_window >= kLeast;
 }
 
-// {MaxKeys, MaxParked, MaxClaims, MaxResets, LogBytes, OthersBytes, PinnedBytes, PieceKeys, Pieces}
+// {MaxKeys, MaxParked, MaxClaims, MaxResets, MaxShelved, MaxTells, MaxEstates, LogBytes, OthersBytes, PinnedBytes,
+// PieceKeys, Pieces}
 bool get_limits(ErlNifEnv* env, ERL_NIF_TERM term, ReplicaConfig& config) noexcept {
   int arity;
   const ERL_NIF_TERM* sizes;
   HistoryLimits& history = config.history;
-  return enif_get_tuple(env, term, &arity, &sizes) && arity == 9 && get_size(env, sizes[0], 1, config.max_keys) &&
+  return enif_get_tuple(env, term, &arity, &sizes) && arity == 12 && get_size(env, sizes[0], 1, config.max_keys) &&
          get_size(env, sizes[1], 0, config.max_parked) && get_size(env, sizes[2], 0, config.max_claims) &&
-         get_size(env, sizes[3], 0, config.max_resets) && get_size(env, sizes[4], 0, history.log_bytes) &&
-         get_size(env, sizes[5], 0, history.others_bytes) && get_size(env, sizes[6], 0, history.pinned_bytes) &&
-         get_size(env, sizes[7], 0, history.piece_keys) && get_size(env, sizes[8], 1, history.pieces);
+         get_size(env, sizes[3], 0, config.max_resets) && get_size(env, sizes[4], 0, config.max_shelved) &&
+         get_size(env, sizes[5], 0, config.max_tells) && get_size(env, sizes[6], 0, config.max_estates) &&
+         get_size(env, sizes[7], 0, history.log_bytes) && get_size(env, sizes[8], 0, history.others_bytes) &&
+         get_size(env, sizes[9], 0, history.pinned_bytes) && get_size(env, sizes[10], 0, history.piece_keys) &&
+         get_size(env, sizes[11], 1, history.pieces);
 }
 
 // replica_new({Self, Incarnation}, Members, Neighbours, Joining, Seed, Start, Times, Limits) -> Replica
@@ -566,13 +570,14 @@ ERL_NIF_TERM make_intervals(ErlNifEnv* env, const IntervalSet& set) {
   return enif_make_list_from_array(env, made.data(), size);
 }
 
-// replica_intervals(Replica, published | unsent, Limiter, Key) -> [{Start, Count}]
+// replica_intervals(Replica, published | unsent | inherited, Limiter, Key) -> [{Start, Count}]
 ERL_NIF_TERM intervals(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId limiter;
   KeyHash key;
   if (!get_limiter_id(env, argv[2], limiter) || !get_key_hash(env, argv[3], key)) return enif_make_badarg(env);
   if (argv[1] == atoms.published) return make_intervals(env, machine.replica.published(limiter, key));
   if (argv[1] == atoms.unsent) return make_intervals(env, machine.replica.unsent(limiter, key));
+  if (argv[1] == atoms.inherited) return make_intervals(env, machine.replica.inherited(limiter, key));
   return enif_make_badarg(env);
 }
 
@@ -589,29 +594,18 @@ ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
 // In the order of ReplicaStats, then what History dropped; weir_machine.erl names them.
 ERL_NIF_TERM stats(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
   const ReplicaStats seen = machine.replica.stats();
-  const std::array<std::uint64_t, 17> counts = {seen.records_sent,
-                                                seen.records_applied,
-                                                seen.duplicates,
-                                                seen.nacks,
-                                                seen.repaired,
-                                                seen.chunks_applied,
-                                                seen.copies,
-                                                seen.lost_own_records,
-                                                seen.malformed,
-                                                seen.refused,
-                                                seen.evicted_keys,
-                                                seen.forgotten_births,
-                                                seen.absences,
-                                                seen.copies_abandoned,
-                                                seen.shelved,
-                                                seen.lost_shelved,
-                                                machine.replica.dropped()};
+  const std::array<std::uint64_t, 20> counts = {
+      seen.records_sent, seen.records_applied,  seen.duplicates,   seen.nacks,
+      seen.repaired,     seen.chunks_applied,   seen.copies,       seen.lost_own_records,
+      seen.malformed,    seen.refused,          seen.evicted_keys, seen.forgotten_births,
+      seen.absences,     seen.copies_abandoned, seen.shelved,      seen.lost_shelved,
+      seen.told,         seen.estates,          seen.lost_copies,  machine.replica.dropped()};
   std::array<ERL_NIF_TERM, counts.size()> made;
   std::transform(counts.begin(), counts.end(), made.begin(),
                  [env](std::uint64_t count) { return enif_make_uint64(env, count); });
   return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
 }
-static_assert(sizeof(ReplicaStats) == 16 * sizeof(std::uint64_t),
+static_assert(sizeof(ReplicaStats) == 19 * sizeof(std::uint64_t),
               "a counter more: name it here and in weir_machine.erl");
 
 // replica_held(Replica) -> {State, Fixed}. Linear in what is kept for peers that are away.

@@ -40,7 +40,7 @@ inline constexpr std::size_t kBytesPerPercent = 20'000;
   X(malformed) X(unlike_interval) X(too_long) X(too_late) X(out_of_order) X(bad_list) X(bad_interval) X(bad_window) \
   X(bad_threshold) \
   X(ask) X(arrival) X(tick) X(registered) X(unregistered) X(incarnation) X(answer) X(send) X(data) X(repair) X(heartbeat) \
-  X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(unknown) \
+  X(open) X(share) X(closed) X(admit) X(claim) X(published) X(unsent) X(inherited) X(unknown) \
   X(local) X(births) X(weir_births) X(none) X(same_number) X(replicated) \
   X(owner) X(joined) X(left) X(asks) X(reason) X(shadow) X(partition) X(limited) X(all)
 // clang-format on

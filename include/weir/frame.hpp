@@ -39,6 +39,7 @@ inline constexpr std::size_t kItemsMax = std::size_t{1} << 14;
 inline constexpr std::size_t kRangesMax = 64;
 inline constexpr std::size_t kVectorMax = 4096;
 inline constexpr std::size_t kEntriesMax = std::size_t{1} << 16;
+inline constexpr std::size_t kToldMax = 1000;
 
 // A run of a node: its records are numbered from 1 within it.
 struct OriginId {
@@ -95,6 +96,26 @@ struct UnheardItem {
 struct SparedItem {
   std::uint64_t receiver_incarnation = 0;
   std::uint64_t upto = 0;
+};
+// "Of these keys I have admitted so much more that I haven't sent: tell of it should I die." (estate.hpp)
+struct ToldItem {
+  std::uint64_t since = 0;  // so many tells before this one the whole was told, and this goes on; 0: this is the whole
+  // The whole:
+  Subject subject;
+  Slice set;
+  // What goes on: known by its first tell, and by the weight that was told before.
+  Tokens from;
+  Tokens more;
+  Nanos later;  // from the end of what was told on, to the start of the rest, which is one interval; may be negative
+};
+struct TellItem {
+  std::uint64_t position = 0;  // the number of the sender's next record
+  std::uint64_t tell = 0;      // the number of the first of these tells; the others follow
+  std::vector<ToldItem> keys;
+};
+// "I can't make anything of what you told after these tells: tell me the whole."
+struct RetellItem {
+  std::vector<std::uint64_t> firsts;
 };
 struct Range {
   std::uint64_t first = 0;
@@ -166,8 +187,9 @@ struct ClaimDoneItem {
   std::uint64_t id = 0;
 };
 
-using Item = std::variant<RecordItem, HeartbeatItem, NackItem, GoneItem, VectorItem, DigestItem, ChunkItem,
-                          CopyRequestItem, CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem, UnheardItem, SparedItem>;
+using Item =
+    std::variant<RecordItem, HeartbeatItem, NackItem, GoneItem, VectorItem, DigestItem, ChunkItem, CopyRequestItem,
+                 CopyItem, ClaimItem, ClaimAckItem, ClaimDoneItem, UnheardItem, SparedItem, TellItem, RetellItem>;
 
 // A frame decoded. Reused from one frame to the next, so that decoding need not allocate.
 struct Frame {
@@ -215,6 +237,8 @@ class FrameWriter {
   void put(const ClaimDoneItem& item);
   void put(const UnheardItem& item);
   void put(const SparedItem& item);
+  void put(const TellItem& item, std::span<const Interval> intervals);  // in which the sets lie
+  void put(const RetellItem& item);
   void chunk(std::uint64_t from, std::uint64_t to, std::size_t entries);
   void copy(const CopyItem& head, std::size_t entries);               // the entries of `head` itself are not written
   void entry(const Subject& subject, std::span<const Interval> set);  // as many as were announced

@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "weir/estate.hpp"
 #include "weir/frame.hpp"
 #include "weir/keys.hpp"
 #include "weir/machine.hpp"
@@ -87,6 +88,14 @@ struct BySubject {
   }
 };
 
+struct ByEstate {
+  using Estate = std::pair<Subject, OriginId>;
+  bool operator()(const Estate& x, const Estate& y) const noexcept {
+    if (BySubject{}(x.first, y.first) || BySubject{}(y.first, x.first)) return BySubject{}(x.first, y.first);
+    return x.second < y.second;
+  }
+};
+
 // Own births of records (from, to], folded by key: under each version of its limiter for itself, as the births of one
 // mean nothing under another.
 struct Piece {
@@ -97,9 +106,10 @@ struct Piece {
   mutable bool supplied = false;  // a peer may stand at its end
   std::size_t bytes = 0;          // as a chunk, at most
   std::map<Subject, StoredSet, BySubject> entries;
-  std::map<Subject, Interval, BySubject> resets;  // as records tell them (frame.hpp)
+  std::map<Subject, Interval, BySubject> resets;                        // as records tell them (frame.hpp)
+  std::map<std::pair<Subject, OriginId>, StoredSet, ByEstate> estates;  // likewise (estate.hpp)
 
-  std::size_t size() const noexcept { return entries.size() + resets.size(); }
+  std::size_t size() const noexcept { return entries.size() + resets.size() + estates.size(); }
   std::size_t held() const noexcept;
 };
 
@@ -139,6 +149,7 @@ class History {
  private:
   void fold(const Policy& policy, const Subject& subject, const IntervalSet& births);
   void put_reset(Piece& piece, const Subject& subject, const Interval& mark);
+  void put_estate(Piece& piece, const Subject& subject, const IntervalSet& record);
   bool put(Piece& piece, const Policy& policy, const Subject& subject, const IntervalSet& births);
   bool unite(Piece& piece, Piece& next, const std::function<const Policy*(const Subject&)>& policy_of);
   Piece& add_piece(std::uint64_t from);

@@ -138,6 +138,8 @@ class IntervalSet {
     return cell(policy).peek(policy, hits, now);
   }
 
+  // Fuses intervals until there are at most so many. REQUIRES: most >= 1.
+  void fuse(const Policy& policy, std::size_t most) noexcept;
   // Drops the intervals that ended more than a horizon ago.
   void compact(const Policy& policy, Nanos now) noexcept;
 
@@ -147,9 +149,14 @@ class IntervalSet {
   // REQUIRES: 0 <= at < 2^61.
   void change(const Policy& from, const Policy& to, Nanos at) noexcept;
 
-  // Drops the intervals that begin before `at`.
+  // Drops the intervals that begin before `at`, whole: what was fused with earlier births can't be told from them.
   void reset_before(Nanos at) noexcept;
   void reset() noexcept { size_ = 0; }
+  IntervalSet since(Nanos at) const noexcept {
+    IntervalSet set = *this;
+    set.reset_before(at);
+    return set;
+  }
 
   friend bool operator==(const IntervalSet& a, const IntervalSet& b) noexcept {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());

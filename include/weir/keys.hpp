@@ -238,6 +238,9 @@ class KeyState {
     return slot_->packed ? packed().oldest() : Nanos{slot_->time};
   }
 
+  // How many of its unsent births a bucket of their own would still hold, if it gave one back each `interval` ns.
+  double unsent_level(double interval, Nanos now) const noexcept;
+
   // What the node decides on: the TAT of both sets, and of what else the replica counts. A TAT in the past may be
   // another one in the past.
   Nanos tat(const Policy& policy) const noexcept { return slot_->large ? Nanos{slot_->time} : small_tat(policy); }

@@ -19,13 +19,18 @@
 //   absence   a peer not heard of for peer_timeout is away: what it may lack is pinned, later own births are
 //             folded into one chunk an absence. When it is back both exchange vectors at once. What is gone from the
 //             logs is made good by a state copy.
+//   estate    what a node hasn't sent of its hot keys it tells the next live node, which publishes it in its place if
+//   it
+//             dies (estate.hpp).
 //   join      a later incarnation of a node copies all segments from a peer, each with the vector it is true for.
 //   forget    runs that are over, or whose node was removed, are refused once they are forgotten: a node that
 //             comes back after that comes as a later incarnation, and incarnations of a node ascend.
 //
-// Guarantees: no birth is counted twice on a node. What a crashed node had not sent is lost (at most slack/N tokens a
-// key), and what it sent that reached nobody. Everything else arrives, once the nodes can reach each other, within the
-// named limits; what is dropped past a limit is counted in `stats()` and made good by a copy, or counted as lost.
+// Guarantees: no birth is counted twice on a node. What a crashed node had not sent is lost: of a hot key a 256th of
+// the capacity and what came in the last tell_window, of others at most slack/N tokens; and what it sent that reached
+// nobody, or what it had told a node that died with it. Everything else arrives, once the nodes can reach each other,
+// within the named limits; what is dropped past a limit is counted in `stats()` and made good by a copy, or counted as
+// lost.
 //
 // Overshoot: zero at zero delay with hits of 1; about (arrival rate * delay) at a delay; hits above the share may
 // exceed by (N-1)/N of the slack, once a bucket, unless LargeHits::claim asks the others first.
@@ -46,6 +51,7 @@
 
 #include "weir/admissions.hpp"
 #include "weir/carries.hpp"
+#include "weir/estate.hpp"
 #include "weir/frame.hpp"
 #include "weir/history.hpp"
 #include "weir/keys.hpp"
@@ -95,6 +101,9 @@ struct ReplicaConfig {
   std::size_t max_shelved = std::size_t{1} << 20;  // bytes of births whose limiter isn't known yet (shelf.hpp)
   std::size_t max_claims = 1024;
   std::size_t max_resets = std::size_t{1} << 16;
+  Nanos tell_window{100'000'000};                  // unsent births of hot keys wait so long for one frame to the buddy
+  std::size_t max_tells = std::size_t{1} << 16;    // own keys that are told; 0: none
+  std::size_t max_estates = std::size_t{1} << 16;  // copies of others' unsent births
   HistoryLimits history;
 };
 
@@ -115,6 +124,9 @@ struct ReplicaStats {
   std::uint64_t absences = 0;
   std::uint64_t shelved = 0;       // records and entries of limiters, or versions, that weren't known when they came
   std::uint64_t lost_shelved = 0;  // of these, those that were dropped because they were too many
+  std::uint64_t told = 0;          // keys, each time that some of their unsent births were told
+  std::uint64_t estates = 0;       // published by this node
+  std::uint64_t lost_copies = 0;   // others' unsent births that there was no room for
 };
 
 // How far a key may be admitted beyond its capacity, in tokens: because others' births are on their way, whatever their
@@ -185,6 +197,8 @@ class Replica final : public Machine {
   }
   IntervalSet published(LimiterId limiter, KeyHash key) const;
   IntervalSet unsent(LimiterId limiter, KeyHash key) const;
+  // Births of nodes that died, which count here by their estates.
+  IntervalSet inherited(LimiterId limiter, KeyHash key) const;
   std::vector<VectorEntry> vector() const;
   // Nodes that take part now, this one too; those that it can't hear itself are taken to live.
   std::size_t live() const noexcept { return live_; }
@@ -271,6 +285,8 @@ class Replica final : public Machine {
     std::vector<VectorEntry> upto;
     std::vector<NackItem> beyond;
     std::uint64_t upto_of(const OriginId& origin) const noexcept;
+    // Whether it covers that record or a later one.
+    bool reaches(const OriginId& origin, std::uint64_t seq) const noexcept;
     bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
     bool operator==(const Floor& other) const noexcept;
   };
@@ -418,6 +434,7 @@ class Replica final : public Machine {
   std::uint64_t own_births_beyond(const Floor& floor, const Records& records,
                                   const std::function<void(std::span<const std::byte>)>& record,
                                   const std::function<void(const Piece&)>& piece) const;
+  void put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now);
   void add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now);
   bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
@@ -432,6 +449,25 @@ class Replica final : public Machine {
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
   void drop_floors();
+
+  // replica_estates.cpp: what is unsent survives a crash
+  const Peer* next_live() const noexcept;
+  void find_buddy(Nanos now);
+  bool is_hot(const Limiter& limiter, const KeyState& state, std::int64_t least, Nanos now) const noexcept;
+  void note_untold(const Limiter& limiter, const KeyState& state, Nanos now);
+  void tell(Nanos now, Effects& effects);
+  void apply(const Peer& peer, const Frame& frame, const TellItem& item, Nanos now, Effects& effects);
+  void apply(const RetellItem& item, Nanos now);
+  bool may_have_applied(const OriginId& origin, const Key& key, std::uint64_t position);
+  void inherit(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
+  void hold(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
+  void end_copy_of(const OriginId& origin, std::uint64_t seq, const Subject& subject, std::span<const Interval> births,
+                   Nanos now);
+  void declare_dead(const OriginId& origin, Nanos now);
+  void publish_estates(Nanos now, FrameWriter& frame, Effects& effects);
+  void change_estates(const Limiter& before, const ReplicatedTerms& terms, Nanos now);
+  void reset_estates(const Limiter& limiter, KeyHash key, Nanos time);
+  bool has_estate(const KeyState& state) const;
 
   // replica_claims.cpp: hits above the share that ask first
   bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
@@ -504,6 +540,20 @@ class Replica final : public Machine {
   std::vector<std::pair<NodeId, Bytes>> parked_;
   std::size_t parked_bytes_ = 0;
   Floors floors_;
+
+  Estates estates_;
+  std::vector<std::pair<Estates::Place, std::uint32_t>> estates_due_;  // to be published, with the limiter's version
+  Tells tells_;
+  OriginId buddy_;  // who is told; of incarnation 0: nobody
+  Nanos tell_at_ = kNever;
+  // The records of one origin that are in `others_`, as long as none comes or goes.
+  struct Recent {
+    OriginId origin;
+    std::vector<std::uint64_t> seqs;                       // ascending
+    std::vector<std::pair<Key, std::uint64_t>> births_of;  // by key, and the last record of its births
+  };
+  std::optional<Recent> recent_;
+  FrameWriter numbered_;  // records that were numbered outside of a step
 
   Nanos heartbeat_at_;
   Nanos sweep_at_;

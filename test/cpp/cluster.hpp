@@ -87,6 +87,12 @@ class Cluster {
     carry_out(node, effects);
   }
   void registered(std::uint32_t node, std::uint32_t joins) { step(node, Registered{{joins}}); }
+  // The node sends all that it hasn't.
+  void push(std::uint32_t node) {
+    Effects effects;
+    at(node).push(clock(node), effects);
+    carry_out(node, effects);
+  }
   bool reset(std::uint32_t node, KeyHash key) {
     const bool done = at(node).reset(kLimiter, key, clock(node), clock(node), true);
     step(node, Tick{});

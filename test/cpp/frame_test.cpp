@@ -126,8 +126,32 @@ Item draw_item(Rng& rng, Frame& frame, std::size_t which) {
       for (NodeId& node : item.nodes) node.v = static_cast<std::uint32_t>(draw_upto(rng, UINT32_MAX));
       return item;
     }
-    default:
+    case 13:
       return SparedItem{draw_word(rng), draw_upto(rng, kLimit)};
+    case 14: {
+      TellItem item;
+      item.position = draw_seq(rng);
+      item.tell = 1 + draw_upto(rng, kLimit - kToldMax - 1);
+      item.keys.resize(static_cast<std::size_t>(draw(rng, 0, 20)));
+      for (ToldItem& told : item.keys) {
+        if (chance(rng, 50)) {
+          told.subject = draw_subject(rng);
+          told.set = draw_set(rng, frame);
+          continue;
+        }
+        told.since = draw_seq(rng);
+        told.from.v = static_cast<std::int64_t>(draw_upto(rng, kLimit));
+        told.more.v = static_cast<std::int64_t>(draw_seq(rng));
+        told.later.v = static_cast<std::int64_t>(draw_upto(rng, kLimit)) * (chance(rng, 50) ? -1 : 1);
+      }
+      return item;
+    }
+    default: {
+      RetellItem item;
+      item.firsts.resize(static_cast<std::size_t>(draw(rng, 0, 20)));
+      for (std::uint64_t& first : item.firsts) first = draw_word(rng);
+      return item;
+    }
   }
 }
 constexpr std::size_t kKinds = std::variant_size_v<Item>;

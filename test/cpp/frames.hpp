@@ -56,6 +56,16 @@ class SameItem {
   bool operator()(const SparedItem& a, const SparedItem& b) const {
     return a.receiver_incarnation == b.receiver_incarnation && a.upto == b.upto;
   }
+  bool operator()(const TellItem& a, const TellItem& b) const {
+    return a.position == b.position && a.tell == b.tell &&
+           std::equal(a.keys.begin(), a.keys.end(), b.keys.begin(), b.keys.end(),
+                      [&](const ToldItem& x, const ToldItem& y) {
+                        return std::tie(x.since, x.subject.key, x.from, x.more, x.later) ==
+                                   std::tie(y.since, y.subject.key, y.from, y.more, y.later) &&
+                               sets(x.set, y.set);
+                      });
+  }
+  bool operator()(const RetellItem& a, const RetellItem& b) const { return a.firsts == b.firsts; }
   template <class A, class B>
   bool operator()(const A&, const B&) const {
     return false;
@@ -94,6 +104,8 @@ inline void write(FrameWriter& writer, const Frame& frame, NodeId sender, const 
         } else if constexpr (std::is_same_v<What, CopyItem>) {
           writer.copy(what, what.entries.size());
           write_entries(what.entries);
+        } else if constexpr (std::is_same_v<What, TellItem>) {
+          writer.put(what, frame.intervals);
         } else {
           writer.put(what);
         }
