@@ -14,7 +14,7 @@
 %% Asking.
 -export([at_once/0, rounds/4, rounds_until_denied/3, told/3, agree/3, births/3]).
 %% Judging.
--export([within/4, limited/4, limited/5]).
+-export([within/4, limited/4, limited/5, repair_is_small/3, repair_is_small/4, repair/4]).
 %% On the nodes.
 -export([known/2, published/2, unsent/2]).
 
@@ -22,6 +22,10 @@
 
 %% Checks on a node in a round.
 -define(AT_ONCE, 5).
+%% Bytes of a record that has a frame of its own (measured: 27 of a birth), and between two nodes after a change of membership (120
+%% to 380).
+-define(RECORD, 27).
+-define(CHANGE, 500).
 
 at_once() -> ?AT_ONCE.
 
@@ -71,6 +75,32 @@ limited(Peers, Limiter, Key, Capacity, Before) ->
     Admitted = rounds_until_denied(Peers, Limiter, Key),
     within({Limiter, Key}, Capacity, Capacity + length(Peers) * ?AT_ONCE, Before + Admitted),
     Admitted.
+
+%% Repair takes less than twice the bytes of the data, on all of these nodes together. Data is also what nobody was there to be told:
+%% so many records, each of a node that missed it. Each change of membership (a node that starts, returns, or is out of reach for a
+%% while) costs a little besides: vectors and digests between all nodes, and a copy of the few keys that there are.
+repair_is_small(What, Peers, Changes) ->
+    repair_is_small(What, Peers, Changes, 0).
+
+repair_is_small(What, Peers, Changes, Missed) ->
+    {Repair, Most} = repair(What, Peers, Changes, Missed),
+    ?assertMatch({_, N, M} when N =< M, {What, Repair, Most}).
+
+%% The same, printed only.
+repair(What, Peers, Changes, Missed) ->
+    {Sent, Repair} = traffic(Peers),
+    Data = Sent + Missed * ?RECORD,
+    Most = 2 * Data + Changes * length(Peers) * length(Peers) * ?CHANGE,
+    ct:pal("~0p: ~b bytes of repair for ~b of data, sent or missed: ~.2f; ~b changes, at most ~b",
+           [What, Repair, Data, Repair / max(1, Data), Changes, Most]),
+    {Repair, Most}.
+
+%% Bytes that these nodes sent, to each other and others, since they started.
+traffic(Peers) ->
+    Rows = [Row || P <- Peers, Row <- maps:values(call(P, weir_members, traffic, []))],
+    [Sent, Repair, Heartbeats] = [lists:sum([maps:get(What, Row, 0) || Row <- Rows])
+                                  || What <- [sent_bytes, sent_repair_bytes, sent_heartbeat_bytes]],
+    {Sent - Repair - Heartbeats, Repair}.
 
 %% ---- on the nodes
 
