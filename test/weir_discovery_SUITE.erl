@@ -32,6 +32,7 @@ all() ->
      under_a_supervisor, own_method, own_method_fails, own_method_hangs, crashed_finder, failures_are_logged_once, page].
 
 init_per_suite(Config) ->
+    {ok, _} = application:ensure_all_started(ssl),
     %% (A peer of a node without a name starts no epmd, nor does net_kernel:start.)
     _ = os:cmd(filename:join([code:root_dir(), "erts-" ++ erlang:system_info(version), "bin", "epmd"]) ++ " -daemon"),
     {ok, _} = net_kernel:start([list_to_atom(peer:random_name("ct") ++ "@127.0.0.1"), longnames]),
