@@ -14,7 +14,7 @@
 
 -import(weir_cluster, [start/1, start/2, stop/1, add/2, call/4, kill/1, suspend/1, resume/1, restart/2, cut/2, heal/2, checks/4,
                        everywhere/4, see_each_other/1, denied_by_all/3, node_of/1, wait_until/2, members/1, machine_live/1]).
--import(weir_rounds, [within/4, limited/4, limited/5]).
+-import(weir_rounds, [within/4, limited/4, limited/5, repair_is_small/3, repair_is_small/4]).
 
 -define(KEY, <<"alice">>).
 -define(C, 300).
@@ -438,17 +438,20 @@ deleted_under_load(_) ->
     heal([A], [B, C]),
     see_each_other(Peers),
     wait_until(deleted, fun() -> [#{}, #{}, #{}] =:= [call(P, weir, limiters, []) || P <- Peers] end),
+    {dictionary, [{asked, Missed}]} = call(A, erlang, process_info, [hd(Busy), dictionary]),
     [true = call(P, erlang, exit, [Pid, kill]) || {P, Pid} <- lists:zip(Peers, Busy)],
     settle(Peers),
     %% Made again it begins anew.
     ok = put_everywhere(Peers, login, ?SLOW),
-    settled_total(Peers, login, {busy, 1}).
+    settled_total(Peers, login, {busy, 1}),
+    repair_is_small(deleted, Peers, 1, 2 * Missed).
 
 %% A process that asks for ever.
 busy(Limiters) ->
     spawn(fun() -> busy(Limiters, 1) end).
 
 busy(Limiters, N) ->
+    _ = put(asked, N),
     _ = [catch weir:check(Limiter, {busy, N}) || Limiter <- Limiters, _ <- [1, 2, 3]],
     receive after 1 -> busy(Limiters, N + 1) end.
 
@@ -489,7 +492,8 @@ killed_while_a_bucket_fills(_) ->
     %% Nobody admits while news are on their way. What may come too much: what the dead node had not sent, a node's share of
     %% what was left, and the last turn's.
     within(killed, ?C, ?C + Lost + ?C div 3 + 10, First + Lost + Later),
-    wait_until(missed, fun() -> [2, 2] =:= [machine_live(P) || P <- [A, B]] end).
+    wait_until(missed, fun() -> [2, 2] =:= [machine_live(P) || P <- [A, B]] end),
+    repair_is_small(killed, [A, B], 1).
 
 killed_node_returns(_) ->
     [A, B, C] = Peers = start_all(3),
@@ -503,7 +507,8 @@ killed_node_returns(_) ->
     %% It takes part again.
     Other = <<"bob">>,
     _ = limited([A, B, New], login, Other, ?C),
-    denied_by_all([A, B, New], login, Other).
+    denied_by_all([A, B, New], login, Other),
+    repair_is_small(returned, [A, B, New], 2).
 
 %% What was below the share is sent before weir stops: nothing is lost by an update, a node after the other.
 stopped_in_order(_) ->
@@ -516,7 +521,8 @@ stopped_in_order(_) ->
                   see_each_other(Peers),
                   10
               end || P <- Peers],
-    wait_until(known_to_all, fun() -> lists:all(fun(P) -> remaining(P) =:= ?C - lists:sum(Counts) end, Peers) end).
+    wait_until(known_to_all, fun() -> lists:all(fun(P) -> remaining(P) =:= ?C - lists:sum(Counts) end, Peers) end),
+    repair_is_small(stopped, Peers, 3).
 
 %% Each process of the cluster's part is killed, on each node: decisions go on, and all is well again.
 processes_crash(_) ->
@@ -534,6 +540,7 @@ processes_crash(_) ->
          _ = limited(Peers, login, Key, ?C, Before + During),
          denied_by_all(Peers, login, Key)
      end || {I, P} <- lists:zip([1, 2, 3], Peers), Name <- [weir_replica, weir_members, weir_registry, weir_peer]],
+    repair_is_small(crashed, Peers, 12),
     ok = put_everywhere(Peers, other, ?SLOW).
 
 %% A node that doesn't read: the others limit on, and among themselves at once.
@@ -548,7 +555,9 @@ suspended_peer(_) ->
     _ = at_once([A, B], fun(P) -> call(P, ?MODULE, many_keys, [login, 20000]) end),
     resume(C),
     see_each_other(Peers),
-    denied_by_all(Peers, login, ?KEY).
+    denied_by_all(Peers, login, ?KEY),
+    settle(Peers),
+    repair_is_small(suspended, Peers, 1).
 
 %% More frames than it can take, of bytes that mean nothing: it drops them and counts them, and goes on.
 flood_of_frames(_) ->
@@ -668,8 +677,8 @@ restarts_leave_nothing(_) ->
 partition_open(_) ->
     [A, B, C] = Peers = cut_off(open),
     ?assertEqual(?C, checks(A, login, ?KEY, 2 * ?C)),
-    _ = limited([B, C], login, ?KEY, ?C),
-    healed(A, [B, C], Peers).
+    Right = limited([B, C], login, ?KEY, ?C),
+    healed(A, [B, C], Peers, 2 * ?C + Right).
 
 %% Each side counts its hits as if the other did the same: one of three nodes has a third, two have two thirds, and what passes
 %% before the machine has seen it (here, what is asked at once).
@@ -683,7 +692,8 @@ partition_share(_) ->
     %% Together again they have what is left, if anything: all the same.
     heal([A], [B, C]),
     see_each_other(Peers),
-    wait_until(same, fun() -> [max(0, ?C - Left - Right)] =:= lists:usort([remaining(P) || P <- Peers]) end).
+    wait_until(same, fun() -> [max(0, ?C - Left - Right)] =:= lists:usort([remaining(P) || P <- Peers]) end),
+    repair_is_small(share, Peers, 1, 2 * Left + Right).
 
 %% The key asked on one of the nodes after the other, until all deny for a while.
 in_portions(Peers, AtOnce) ->
@@ -697,8 +707,8 @@ in_portions(Peers, AtOnce) ->
 partition_closed(_) ->
     [A, B, C] = Peers = cut_off(closed),
     ?assertEqual(0, checks(A, login, ?KEY, ?C)),
-    _ = limited([B, C], login, ?KEY, ?C),
-    healed(A, [B, C], Peers).
+    Right = limited([B, C], login, ?KEY, ?C),
+    healed(A, [B, C], Peers, Right).
 
 %% Cut and mended again before it can be noticed, while a bucket fills: what was lost with each connection is repaired.
 flapping_link(_) ->
@@ -714,7 +724,8 @@ flapping_link(_) ->
     see_each_other(Peers),
     ?assertEqual(3 * 5 * (?C div 20), Count),
     settle(Peers),
-    settled_total(Peers, login, ?KEY, Count).
+    settled_total(Peers, login, ?KEY, Count),
+    repair_is_small(flapping, Peers, 5).
 
 %% Nobody is told twice of what was admitted while a node copied the state.
 joins_under_load(_) ->
@@ -730,7 +741,8 @@ joins_under_load(_) ->
     %% Some of the 200 may be below A's share yet.
     Known = remaining(C),
     within(known, ?C - 200, ?C - 200 + (?C - 200) div 2 + 1, Known),
-    settled_total([A, B, C], login, ?KEY, 200).
+    settled_total([A, B, C], login, ?KEY, 200),
+    repair_is_small(joined, [A, B, C], 1).
 
 %% One node and the two others, once both sides have noticed.
 cut_off(Policy) ->
@@ -740,12 +752,14 @@ cut_off(Policy) ->
     wait_until(noticed, fun() -> [1, 2, 2] =:= [machine_live(P) || P <- Peers] end),
     Peers.
 
-%% All know all: the bucket is overdrawn, and everybody denies.
-healed(One, Others, All) ->
+%% All know all: the bucket is overdrawn, and everybody denies. Each birth is a record to whoever missed it.
+healed(One, Others, All, Missed) ->
     heal([One], Others),
     see_each_other(All),
     denied_by_all(All, login, ?KEY),
-    ?assertEqual([0, 0, 0], everywhere(All, login, ?KEY, 10)).
+    ?assertEqual([0, 0, 0], everywhere(All, login, ?KEY, 10)),
+    settle(All),
+    repair_is_small(healed, All, 1, Missed).
 
 %% ---- helpers
 
