@@ -782,7 +782,9 @@ erase_peers() ->
 
 put_everywhere(Peers, Name, Spec) ->
     ok = call(hd(Peers), weir, put_limiter, [Name, Spec]),
-    wait_until({limiter, Name}, fun() -> lists:all(fun(P) -> knows(P, atom_to_binary(Name)) end, Peers) andalso same_limiters(Peers) end).
+    wait_until({limiter, Name}, fun() -> lists:all(fun(P) -> knows(P, atom_to_binary(Name)) end, Peers) andalso same_limiters(Peers) end),
+    %% Tables have it a moment before machines do, which lose what is admitted in between.
+    lists:foreach(fun(P) -> call(P, sys, get_state, [weir_registry]) end, Peers).
 
 knows(Peer, Name) ->
     is_map_key(Name, call(Peer, weir, limiters, [])).
