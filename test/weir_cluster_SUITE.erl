@@ -204,6 +204,7 @@ later_incarnation(_) ->
          see_each_other(Peers),
          %% (What the machine before had not sent is gone with it.)
          wait_until(later, fun() -> #{incarnation := Later} = status(A), Later > Run andalso call(A, weir_members, machine, []) =:= Later end),
+         ok = put_everywhere(Peers, login, ?SLOW),
          _ = limited(Peers, login, {key, Run}, ?C),
          denied_by_all(Peers, login, {key, Run})
      end || {Run, Connected} <- [{Future, true}, {2 * Future, false}]].
