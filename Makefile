@@ -46,7 +46,7 @@ check: ## what CI runs: tests, formats, linters, xref, Dialyzer, sanitizers, fuz
 	@scripts/check.sh
 
 .PHONY: check-long
-check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, aarch64, musl, the NIF under ASan
+check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, two releases, aarch64, musl, the NIF under ASan
 	@scripts/bootstrap.sh long
 	@scripts/check.sh long
 

@@ -3,7 +3,7 @@
 #
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
-#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall aarch64 musl nif_asan
+#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall versions aarch64 musl nif_asan
 #   scripts/check.sh fmt            formats the C++ in place
 #
 # Environment
@@ -149,6 +149,15 @@ check_stall() {
   SUITES_IN=test/long suites "$lib" weir_stall_SUITE erl +S 2 -pa "${WEIR_EBIN:-$root/_build/default/lib/weir/ebin}"
 }
 
+# Nodes of this tree beside those of an earlier release, which the suite builds. WEIR_BEFORE: another one than it names.
+check_versions() {
+  local lib=$root/_build/versions
+  rebar3 as test compile
+  mkdir -p "$lib/ebin"
+  erlc -Werror +debug_info -o "$lib/ebin" test/weir_{test,cluster,cluster_SUITE,nemesis_SUITE,rounds}.erl
+  SUITES_IN=test/long suites "$lib" weir_versions_SUITE erl -pa "$root/_build/test/lib/weir/ebin"
+}
+
 # The NIF for musl, the C library of Alpine's images, in an emulator for musl: it is loaded, decides, and passes the suites
 # that need no NIF but weir's own and no other program of this machine.
 check_musl() {
@@ -175,7 +184,7 @@ if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
   export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
-  names=("${all[@]}" clock stall aarch64 musl nif_asan)
+  names=("${all[@]}" clock stall versions aarch64 musl nif_asan)
 fi
 
 for name in "${names[@]}"; do

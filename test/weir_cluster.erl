@@ -33,7 +33,7 @@
 start(Count) ->
     start(Count, #{}).
 
-%% Options: env (weir's), args (the VM's), os_env (the process'), connect_all, cookie, weir (false: not started).
+%% Options: env (weir's), args (the VM's), os_env (the process'), connect_all, cookie, paths (of the code), weir (false: not started).
 start(Count, Options) ->
     Peers = [one(peer:random_name("weir" ++ integer_to_list(I)), Options) || I <- lists:seq(1, Count)],
     maps:get(weir, Options, true) andalso join(Peers),
@@ -57,7 +57,7 @@ one(Name, Options) ->
                      args => ["-setcookie", maps:get(cookie, Options, ?COOKIE),
                               "-connect_all", atom_to_list(maps:get(connect_all, Options, false)),
                               "-kernel", "logger_level", maps:get(log, Options, "critical")]
-                         ++ Args ++ lists:append([["-pa", P] || P <- weir_test:code_paths()])}),
+                         ++ Args ++ lists:append([["-pa", P] || P <- maps:get(paths, Options, weir_test:code_paths())])}),
     Peer = #peer{name = Name, node = Node, control = Control, args = Options,
                  os_pid = peer:call(Control, os, getpid, [])},
     maps:get(weir, Options, true) andalso start_weir(Peer),

@@ -216,12 +216,17 @@ real_thesis(Config) ->
          #{<<"agreement">> := Agreement, <<"admitted">> := Admitted, <<"cpu_seconds_nodes">> := Cpu} =
              Result = run_real(Config, Strategy, []),
          complete(Result),
-         %% 60 of 200 fit into the bucket; three nodes that never heard of each other would admit 180.
-         ?assert(Admitted >= 60 andalso Admitted < 150, {Strategy, Admitted}),
-         ?assert(Agreement > 0.5 andalso Agreement =< 1, {Strategy, Agreement}),
+         as_one_bucket(Strategy, Admitted, Agreement),
          ?assertMatch([_, _, _], Cpu),
          ?assertMatch(#{<<"wire_bytes">> := null, <<"records">> := null}, Result)
      end || Strategy <- ["counter", "queue+fa+linf"]].
+
+%% 60 of 200 fit into the bucket; nodes that hear nothing of each other would admit 180, and agree on 80. The counters were seen to
+%% admit 73 (agreement 0.935), the others 60 (1.0), also on a busy machine.
+as_one_bucket(Strategy, Admitted, Agreement) ->
+    ct:pal("~s: ~b admitted, at most 90; agreement ~.3f, at least 0.85", [Strategy, Admitted, float(Agreement)]),
+    ?assert(Admitted >= 60 andalso Admitted =< 90, {Strategy, Admitted}),
+    ?assert(Agreement >= 0.85 andalso Agreement =< 1, {Strategy, Agreement}).
 
 %% weir on the BEAM. The decisions' file holds each request, in the order in which they were made.
 real_weir(Config) ->
@@ -230,8 +235,7 @@ real_weir(Config) ->
       <<"messages">> := Messages, <<"wire_bytes">> := Wire} =
         Result = run_real(Config, "interval", ["--decisions", Decisions]),
     complete(Result),
-    ?assert(Admitted >= 60 andalso Admitted < 150, Admitted),
-    ?assert(Agreement > 0.5 andalso Agreement =< 1, Agreement),
+    as_one_bucket("interval", Admitted, Agreement),
     ?assert(Records > 0 andalso Messages > 0 andalso Wire > 0),
     [<<"time_ms,user,node,admitted,central,decided_ms">> | Lines] = lines(Decisions),
     Rows = [{binary_to_integer(Node), binary_to_integer(Allowed), binary_to_float(At)}

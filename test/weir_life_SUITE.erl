@@ -114,7 +114,9 @@ does_not_grow(Turn) ->
                end,
     Before = Resident(5),
     After = Resident(20),
-    ?assertMatch({B, A} when A - B < 45000000, {Before, After}).
+    ct:pal("after twenty turns more: ~b bytes more are resident", [After - Before]),
+    %% (-2.7 to -1 million were seen.)
+    ?assertMatch({B, A} when A - B < 5000000, {Before, After}).
 
 %% ---- crashes
 

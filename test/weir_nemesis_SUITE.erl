@@ -1,11 +1,8 @@
 %% What goes wrong with nodes that limit together: real ones, processes of the system, through faults that are rare, long or many
 %% at once. (weir_cluster_SUITE has the faults one by one.) A scenario a test; each says the most that may be admitted, and why.
 %%
-%% The bounds hold however slow the machine is, because load comes in rounds: so many checks on each node at once, then a wait
-%% until all that is due has been told (`told'). At that point the unsent births of all nodes together fit into the slack, so only
-%% what one round admits can come too much:
-%%
-%%     admitted <= c + N * checks of a round,  for N nodes that hear each other
+%% The bounds hold however slow the machine is, because load comes in rounds (weir_rounds): N nodes that hear each other admit at
+%% most c + N * checks of a round.
 %%
 %% A side of a partition (open) is such a set of nodes of its own, and who dies takes its unsent births along, at most slack/N.
 %% Keys have ?C tokens, and unless a test says otherwise they come back a day apart: none does during a test.
@@ -22,13 +19,16 @@
 
 -import(weir_cluster, [call/4, add/2, kill/1, terminate/1, suspend/1, resume/1, restart/2, cut/2, heal/2, checks/4, everywhere/4,
                        see_each_other/1, denied_by_all/3, node_of/1, wait_until/2, members/1, machine_live/1]).
+-import(weir_rounds, [rounds/4, rounds_until_denied/3, told/3, agree/3, births/3, within/4, repair_is_small/3, repair/4]).
 -import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, settle/1, at_once/2, same_limiters/1]).
 
 -define(KEY, <<"alice">>).
 -define(C, 300).
 -define(SLOW, #{rate => {?C, {?C, day}}}).
 %% Checks on a node in a round.
--define(AT_ONCE, 5).
+-define(AT_ONCE, (weir_rounds:at_once())).
+%% The most hits of a large one, where all are asked for one.
+-define(LARGE, 60).
 %% Of a node that is cut off.
 -define(ALONE, 30).
 -define(LIGHT, ["-kernel", "dist_auto_connect", "never", "prevent_overlapping_partitions", "false",
@@ -72,6 +72,7 @@ clock_steps(_) ->
          within({step, I}, ?C, ?C + Refilled + 1 + 3 * ?AT_ONCE, First + Rest),
          agree(Peers, login, Key)
      end || {I, Ms} <- [{1, -50}, {2, 0}, {3, 50}, {4, 0}]],
+    repair_is_small(steps, Peers, 1),
     no_leaks(Before, #{}).
 
 %% An hour, followed at 1 %: after some seconds a node is some ten milliseconds ahead of the others, after an hour back again as
@@ -91,6 +92,7 @@ clock_an_hour_forth_and_back(_) ->
     within(hour, ?C, ?C + ceil(Passed * 1.01 / 100000) + 1 + 3 * ?AT_ONCE, First + Second + Rest),
     agree(Peers, login, ?KEY),
     ?assertEqual([0, 0, 0], [refused(P) || P <- Peers]),
+    repair_is_small(hour, Peers, 1),
     no_leaks(Before, #{}).
 
 %% A node whose clock is wrong by an hour when it starts: its births lie too far ahead, so the others refuse them, and count them
@@ -117,6 +119,7 @@ started_an_hour_ahead(_) ->
     within(bob, ?C, ?C + 3 * ?AT_ONCE, rounds_until_denied(All, login, <<"bob">>)),
     agree(All, login, <<"bob">>),
     ?assertEqual(Refused, refused(A)),
+    repair_is_small(ahead, All, 2),
     no_leaks(Before, #{origins => 1}).
 
 %% Ten seconds ahead is the bound. A node just past it is in quarantine, and when its clock is back within the bound what was
@@ -132,6 +135,7 @@ quarantine_ends(_) ->
     agree(Peers, login, ?KEY),
     [?assertEqual(Ahead + Rest, births(P, login, ?KEY)) || P <- Peers],
     within(bob, ?C, ?C + 3 * ?AT_ONCE, rounds_until_denied(Peers, login, <<"bob">>)),
+    repair_is_small(quarantine, Peers, 2),
     no_leaks(Before, #{}).
 
 %% Two thirds of the bucket, which is more than a node's share: told, and refused by all.
@@ -183,6 +187,8 @@ outlasted(Count, Left, Right) ->
     see_each_other(Peers),
     wait_until(agreed, fun() -> 1 =:= length(lists:usort([call(P, ?MODULE, digest, [pairs, Left + Right]) || P <- Peers])) end),
     settle(Peers),
+    %% (Not asserted: a chunk is sent up to five times, as it is asked for again while it is on its way.)
+    _ = repair({outlasted, Count, Left, Right}, Peers, 1, Left * (Count - 1) + Right),
     {Peers, Before}.
 
 %% Of two tokens of each key one is used, as all count, in their tables too.
@@ -226,6 +232,7 @@ limiter_changed_on_both_sides(_) ->
              || _ <- lists:seq(1, 4 * ?C div (3 * ?AT_ONCE))],
     denied_by_all(Peers, login, ?KEY),
     within(more, More, More + 60 + 3 * ?AT_ONCE, lists:sum(Again)),
+    repair_is_small(changed, Peers, 1),
     no_leaks(Before, #{}).
 
 %% As distribution is by default: all connect to all, and global breaks up connections until no node sees another that a third one
@@ -240,9 +247,12 @@ overlapping_partitions(_) ->
     First = lists:sum(everywhere(Peers, login, ?KEY, ?C div 2)),
     heal([A], [B]),
     see_each_other(Peers),
+    settle(Peers),
+    %% From here on they have what is left of one bucket, if anything.
     Rest = rounds_until_denied(Peers, login, ?KEY),
-    within(overlapping, ?C, 5 * (?C div 2) + ?C div 2 + 5 * ?AT_ONCE, First + Rest),
+    within(overlapping, ?C, max(?C, First) + 5 * ?AT_ONCE, First + Rest),
     agree(Peers, login, ?KEY),
+    repair_is_small(overlapping, Peers, 4),
     no_leaks(Before, #{tables => 4}).
 
 away(Peer) ->
@@ -287,6 +297,7 @@ in_turn(Peers, Restart) ->
     within(restarted, ?C, ?C + 3 * ?AT_ONCE, Admitted + rounds_until_denied(All, login, ?KEY)),
     agree(All, login, ?KEY),
     ?assertEqual([0, 0, 0], everywhere(All, login, ?KEY, 10)),
+    repair_is_small(restarted, All, 3),
     All.
 
 %% Rounds until told to stop, and one at least; a fifth of the bucket at most, so that something is left for the next.
@@ -309,7 +320,7 @@ loaded({Pid, Monitor}) ->
 
 %% ---- loads
 
-%% A node joins while 1500 keys are asked for all the time, 50,000 times a second, until they are used up.
+%% A node joins while 1500 keys are asked for all the time, 50,000 times a second, until they are used up, and one more in rounds.
 joins_under_heavy_load(_) ->
     Keys = 1500,
     Peers = [A | _] = start_all(3, #{}),
@@ -318,29 +329,29 @@ joins_under_heavy_load(_) ->
     Start = erlang:monotonic_time(microsecond),
     Pids = [call(P, ?MODULE, start_asking, [login, Keys, 50000 div 3]) || P <- Peers],
     Half = Keys * ?C div 2,
+    First = rounds(Peers, login, ?KEY, 10),
     wait_until(half, fun() -> lists:sum([N || {_, N} <- asked(Peers, Pids, asked)]) > Half end),
     New = keep(add(Peers, #{})),
     All = Peers ++ [New],
     see_each_other(All),
     ready([New]),
     Joined = [call(New, ?MODULE, start_asking, [login, Keys, 50000 div 3])],
+    %% Had it copied nothing, or counted twice what it copied, it would be c more or less.
+    within(joined, ?C, ?C + 4 * ?AT_ONCE, First + rounds_until_denied(All, login, ?KEY)),
     wait_until(used_up, fun() -> 0 =:= call(A, ?MODULE, allowed, [login, Keys]) end),
     Asked = asked(All, Pids ++ Joined, asked),
     Passed = erlang:monotonic_time(microsecond) - Start,
     Admitted = asked(All, Pids ++ Joined, stop),
     settle(All),
-    ct:pal("~b checks a second; of ~b tokens ~b admitted",
-           [lists:sum([N || {N, _} <- Asked]) * 1000000 div Passed, Keys * ?C, lists:sum(lists:append(Admitted))]),
-    %% A key at least c, and never more than each node for itself. (Had the new node copied nothing, or counted what it copied
-    %% twice, it would have been c more of each key or less than c.) What comes too much is what is admitted within a delay, 30 a
-    %% second of a key: half of a bucket would be seconds.
     Sums = lists:foldl(fun(Counts, Sofar) -> lists:zipwith(fun erlang:'+'/2, Counts, Sofar) end,
                        lists:duplicate(Keys, 0), Admitted),
-    within(least, ?C, 4 * ?C, lists:min(Sums)),
-    within(most, ?C, 4 * ?C, lists:max(Sums)),
-    within(all, Keys * ?C, Keys * ?C * 3 div 2, lists:sum(Sums)),
+    ct:pal("~b checks a second; of ~b tokens ~b admitted, of a key ~b to ~b",
+           [lists:sum([N || {N, _} <- Asked]) * 1000000 div Passed, Keys * ?C, lists:sum(Sums), lists:min(Sums), lists:max(Sums)]),
+    %% What comes too much of these is what is admitted within a delay. Each of it is known to all, and nothing else: to the token.
+    [?assertEqual({node_of(P), Sums}, {node_of(P), call(P, ?MODULE, births_of_each, [login, asked, Keys])}) || P <- All],
+    ?assert(lists:min(Sums) >= ?C),
     [?assertEqual(0, call(P, ?MODULE, allowed, [login, Keys])) || P <- All],
-    [agree(All, login, {asked, I}) || I <- lists:seq(1, Keys, 99)],
+    repair_is_small(joined, All, 1),
     no_leaks(Before, #{state => Keys * 1000, registered => 1, origins => 1, ets => 10, processes => 10}).
 
 asked(Peers, Pids, What) ->
@@ -363,25 +374,25 @@ large_hits_in_turn(_) ->
             end || I <- lists:seq(1, 10)],
     ct:pal("large_hits => admit, 3 nodes, in turn: over c = ~b by ~w", [?C, Over]).
 
-%% The same on all nodes at the same time, 3 and 10 of them. Who admits at once may use up the bucket before it hears anything,
-%% each: N * c. Who asks first exceeds by less: hits up to the share are admitted unasked, by all nodes at the same time, so that
-%% each may have admitted less than two shares before it tells, and all of them less than c too much. (0 to 80 were seen.)
+%% The same on all nodes at the same time, 3 and 10 of them. A node that admits at once exceeds by the one hit that it is asked for
+%% before it hears anything: N hits of a round. A node that asks first exceeds by less, however much it is asked for: hits up to the
+%% share are admitted unasked, by all nodes at the same time, so that each may have admitted less than two shares before it tells, and
+%% all of them less than c too much. (0 to 80 were seen.)
 large_hits_at_once(_) ->
     [begin
          Peers = start_all(N, #{args => ?LIGHT}),
          ok = put_everywhere(Peers, admit, (?SLOW)#{large_hits => admit}),
          ok = put_everywhere(Peers, claim, (?SLOW)#{large_hits => claim, timeout => 20000}),
-         [begin
-              Over = [all_at_once(Peers, Limiter, {at_once, I}, ?C) - ?C || I <- lists:seq(1, 8)],
-              ct:pal("large_hits => ~p, ~b nodes, at once: over c = ~b by ~w", [Limiter, N, ?C, Over]),
-              [within({Limiter, N}, 1 - ?C, Most, O) || O <- Over]
-          end || {Limiter, Most} <- [{admit, (N - 1) * ?C}, {claim, ?C}]],
+         [within({admit, N}, 1, ?C + N * ?LARGE,
+                 lists:sum([all_at_once(Peers, admit, {at_once, I}, Round, 1, ?LARGE) || Round <- lists:seq(1, 12)])) || I <- lists:seq(1, 4)],
+         [within({claim, N}, 1, 2 * ?C, all_at_once(Peers, claim, {at_once, I}, 1, 15, ?C)) || I <- lists:seq(1, 8)],
          weir_cluster_SUITE:end_per_testcase(large_hits_at_once, [])
      end || N <- [3, 10]].
 
-all_at_once(Peers, Limiter, Key, Most) ->
+%% So many requests of 1 to Most hits on each node.
+all_at_once(Peers, Limiter, Key, Round, Count, Most) ->
     Admitted = at_once(lists:zip(Peers, lists:seq(1, length(Peers))),
-                       fun({P, I}) -> call(P, ?MODULE, ask_hits, [Limiter, Key, erlang:phash2({Key, I}), 15, Most]) end),
+                       fun({P, I}) -> call(P, ?MODULE, ask_hits, [Limiter, Key, erlang:phash2({Key, Round, I}), Count, Most]) end),
     told(Peers, Limiter, Key),
     lists:sum(Admitted).
 
@@ -431,6 +442,7 @@ faults(Peers, Round) ->
     Most = ?C + Alone + length(Dead) * ?C div 5 + 5 * ?AT_ONCE,
     within({Faults, Key}, ?C, Most, First + Second + Alone + Third),
     agree(Now, login, Key),
+    repair_is_small({Round, [Fault || {Fault, _} <- Faults]}, Now, 3 * (Round + 1)),
     [hd([Q || Q <- Now, node_of(Q) =:= node_of(P)]) || P <- Peers].
 
 shuffled(List) ->
@@ -506,43 +518,7 @@ clock_offset(Peer, Other) ->
 ready(Peers) ->
     wait_until(ready, fun() -> lists:all(fun(P) -> call(P, weir_ready, check, []) =:= ready end, Peers) end).
 
-%% ---- rounds
-
-%% So many checks on each node at once, again when all is told. How many were admitted.
-rounds(_Peers, _Limiter, _Key, 0) ->
-    0;
-rounds(Peers, Limiter, Key, Count) ->
-    Admitted = lists:sum(everywhere(Peers, Limiter, Key, ?AT_ONCE)),
-    told(Peers, Limiter, Key),
-    Admitted + rounds(Peers, Limiter, Key, Count - 1).
-
-%% Until a check is denied: then that node knows of c births.
-rounds_until_denied(Peers, Limiter, Key) ->
-    case rounds(Peers, Limiter, Key, 1) of
-        Admitted when Admitted < length(Peers) * ?AT_ONCE -> Admitted;
-        Admitted -> Admitted + rounds_until_denied(Peers, Limiter, Key)
-    end.
-
-%% All of these nodes know the same births, but for those below each one's share of the slack.
-told(Peers, Limiter, Key) ->
-    wait_until({told, Limiter, Key},
-               fun() ->
-                       Known = [call(P, ?MODULE, known, [Limiter, Key]) || P <- Peers],
-                       not lists:member(due, Known) andalso length(lists:usort(Known)) =:= 1
-               end).
-
-%% All of these nodes know the same births of the key.
-agree(Peers, Limiter, Key) ->
-    wait_until({agree, Limiter, Key},
-               fun() -> 1 =:= length(lists:usort([call(P, ?MODULE, published, [Limiter, Key]) || P <- Peers])) end).
-
-births(Peer, Limiter, Key) ->
-    lists:sum([N || {_, N} <- call(Peer, ?MODULE, published, [Limiter, Key]) ++ call(Peer, ?MODULE, unsent, [Limiter, Key])]).
-
 %% ---- counting
-
-within(What, Least, Most, Count) ->
-    ?assertMatch({_, _, _, N} when N >= Least andalso N =< Most, {What, Least, Most, Count}).
 
 %% (Nodes that have told nothing yet are counted as if they had.)
 counts(Peers) ->
@@ -576,28 +552,6 @@ refused(Peer) ->
 
 %% ---- on the nodes
 
-%% How many births the others know, once the machine has seen all that was admitted here; `due' while some are to be sent.
-known(Limiter, Key) ->
-    try gen_server:call(weir_replica, look) of
-        _ ->
-            case weir:explain(Limiter, Key) of
-                #{level := Level, unsent := Unsent, share := Share} when Unsent < Share -> Level - Unsent;
-                #{} -> due
-            end
-    catch exit:_ -> due
-    end.
-
-published(Limiter, Key) ->
-    intervals(fun weir_machine:published/3, Limiter, Key).
-
-unsent(Limiter, Key) ->
-    intervals(fun weir_machine:unsent/3, Limiter, Key).
-
-intervals(Which, Limiter, Key) ->
-    {ok, Machine} = weir_machine:attached(),
-    {ok, Name} = weir_limiter:name(Limiter),
-    Which(Machine, weir_limiter:number(Name), weir_table:key_hash(Key)).
-
 %% One hit of each key; how many were admitted.
 ask_each(Limiter, From, To) ->
     length([I || I <- lists:seq(From, To), element(1, weir:check(Limiter, {key, I})) =:= allow]).
@@ -606,9 +560,12 @@ ask_each(Limiter, From, To) ->
 levels(Limiter, Keys) ->
     [maps:get(limit, D) - maps:get(remaining, D) || I <- lists:seq(1, Keys), D <- [weir:peek(Limiter, {key, I})]].
 
-%% The same by the machine.
+%% Of those the machine knows of, and not by this node alone.
 births_of_each(Limiter, Keys) ->
-    [lists:sum([N || {_, N} <- published(Limiter, {key, I})]) || I <- lists:seq(1, Keys)].
+    births_of_each(Limiter, key, Keys).
+
+births_of_each(Limiter, Kind, Keys) ->
+    [lists:sum([N || {_, N} <- weir_rounds:published(Limiter, {Kind, I})]) || I <- lists:seq(1, Keys)].
 
 digest(Limiter, Keys) ->
     erlang:phash2(births_of_each(Limiter, Keys)).

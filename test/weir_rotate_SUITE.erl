@@ -10,8 +10,8 @@
 
 -import(weir_cluster, [call/4, cut/2, heal/2, kill/1, restart/2, checks/4, everywhere/4, see_each_other/1, denied_by_all/3,
                        node_of/1, wait_until/2, members/1]).
--import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, remaining/1, settle/1, in_turns/3, refused/2, copying/1,
-                             at_least_and_at_most/3]).
+-import(weir_cluster_SUITE, [start_all/2, keep/1, put_everywhere/3, remaining/1, settle/1, in_turns/3, refused/2, copying/1]).
+-import(weir_rounds, [within/4, limited/4, limited/5]).
 
 -define(KEY, <<"alice">>).
 -define(C, 300).
@@ -148,7 +148,7 @@ many_processes(_) ->
     ?assertEqual(ok, Rotated),
     Count = length(lists:append(Admitted)),
     %% A question that was hashed before the rotation and decided after it may find its key carried away.
-    at_least_and_at_most(200 * 10, 200 * 10 + 8, Count).
+    within(rotated, 200 * 10, 200 * 10 + 8, Count).
 
 with_a_rotation(Fun) ->
     Self = self(),
@@ -228,7 +228,7 @@ kept_on_three_nodes(_) ->
     %% What only some knew, all are told.
     [wait_until({told, Key, Left}, fun() -> [Left, Left, Left] =:= [left(P, Key) || P <- Peers] end)
      || {Key, Left} <- [{half, ?C - Half}, {few, ?C - 7}]],
-    at_least_and_at_most(?C, 3 * ?C, Half + lists:sum(everywhere(Peers, login, half, ?C))),
+    _ = limited(Peers, login, half, ?C, Half),
     denied_by_all(Peers, login, half),
     %% All births are there, under the new hash, and are the same on all.
     settle(Peers),
@@ -276,7 +276,7 @@ full_buckets_stay_full_under_load(_) ->
     ok = call(A, weir, rotate_secret, []),
     Admitted = [receive {Pid, Count} -> Count end || Pid <- Pids],
     %% Of each process at most the one question that was under way at the switch.
-    at_least_and_at_most(0, 3 * 4, lists:sum(Admitted)),
+    within(switched, 0, 3 * 4, lists:sum(Admitted)),
     [denied_by_all(Peers, login, Key) || Key <- Keys].
 
 %% Until the secret is another one, and some rounds more.
@@ -301,7 +301,7 @@ while_a_bucket_fills(_) ->
     ok = call(A, weir, rotate_secret, []),
     Last = in_turns(Peers, 0, 2 * ?C div 10),
     denied_by_all(Peers, login, ?KEY),
-    at_least_and_at_most(?C, ?C + ?C div 10, First + Second + Last).
+    within(filled, ?C, ?C + ?C div 10, First + Second + Last).
 
 a_reset_is_of_both_hashes(_) ->
     [A, B] = Peers = start_all(2, #{env => ?ENV}),
@@ -345,22 +345,21 @@ hashes(Peers) ->
 away_during_the_switch(_) ->
     [A, B, C] = Peers = start_all(3, #{env => ?ENV}),
     ok = put_everywhere(Peers, login, ?SLOW),
-    First = lists:sum(everywhere(Peers, login, ?KEY, ?C)),
+    _ = limited(Peers, login, ?KEY, ?C),
     denied_by_all(Peers, login, ?KEY),
     settle(Peers),
     cut([C], [A, B]),
     {ok, Id} = call(A, weir_secret, next, []),
     [ok = call(P, gen_server, call, [weir_members, {rotation, 1, switch, Id}]) || P <- [A, B]],
     ?assertEqual([0, 0, 0], everywhere(Peers, login, ?KEY, 10)),
-    Apart = lists:sum(everywhere(Peers, login, other, ?C)),
-    at_least_and_at_most(2 * ?C, 3 * ?C, Apart),
+    ?assertEqual(?C, checks(C, login, other, 2 * ?C)),
+    _ = limited([A, B], login, other, ?C),
     heal([C], [A, B]),
     see_each_other(Peers),
     wait_until(follows, fun() -> length(lists:usort(hashes(Peers))) =:= 1 end),
     wait_until(none_refused, fun() -> [none, none] =:= [refused(P, C) || P <- [A, B]] end),
     [denied_by_all(Peers, login, Key) || Key <- [?KEY, other]],
     ?assertEqual([0, 0, 0], everywhere(Peers, login, ?KEY, 10)),
-    at_least_and_at_most(?C, 3 * ?C, First),
     %% (What came of it under the hash of before is carried when it is asked for.)
     wait_until(united, fun() -> [0, 0, 0] = [left(P, other) || P <- Peers],
                                 length(lists:usort([call(P, ?MODULE, published, [other]) || P <- Peers])) =:= 1
