@@ -202,6 +202,35 @@ TEST_CASE("carries that nobody takes are told to be lost, those of local limiter
   CHECK(carries.take(SIZE_MAX).empty());
 }
 
+// Between the moment that a level is taken and that it is added the limiter may change, which halves or doubles it.
+TEST_CASE("a level that is carried while its limiter changes keeps its tokens", "[carry][registry][threads]") {
+  Node node(Policy{{1000}, {1'000'000'000}});
+  REQUIRE(node.allows(kBefore, 300));
+  std::atomic<bool> over{false};
+  std::int64_t wrong = 0;
+  run_threads(2, [&](unsigned id) {
+    if (id == 0) {
+      KeyHash at = kBefore;
+      KeyHash to = kAfter;
+      for (; !over; std::swap(at, to)) {
+        Registry::carry(node.ref, at, to, kBase);
+        wrong += node.level(to) != 300 ? 1 : 0;
+      }
+      return;
+    }
+    LimiterOptions options;
+    options.number = {42};
+    for (std::uint64_t change = 0; change < 100 * round_count(); ++change) {
+      const Nanos interval{change % 2 == 0 ? 2'000'000'000 : 1'000'000'000};
+      if (node.registry.put("limiter", {11}, {{1000}, interval}, options, kBase) != Registry::Put::changed) ++wrong;
+      while (!node.registry.convert({11}, 1)) {
+      }
+    }
+    over = true;
+  });
+  CHECK(wrong == 0);
+}
+
 // All threads ask for the same keys, each of which has some tokens left under its hash of before: exactly these are
 // admitted, and each key is told once.
 TEST_CASE("threads that carry at the same time admit what is left, no more", "[carry][registry][threads]") {
