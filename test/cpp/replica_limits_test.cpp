@@ -171,6 +171,48 @@ TEST_CASE("a key that is carried keeps its rates, and when it is to be flushed",
   CHECK(told.replica.unsent(kLimiter, carry.key).empty());
 }
 
+TEST_CASE("claims of a key that is carried go along, own ones and others'", "[replica][limits][carry][claims]") {
+  ReplicatedTerms how = terms(1000, kHour);
+  how.large_hits = LargeHits::claim;
+  Told told(how);
+  Carry carry;
+  carry.limiter = kLimiter;
+  carry.before = kKey;
+  carry.key = {kKey.v ^ 0xff};
+  SECTION("own") {
+    told.step(Ask{2, kLimiter, kKey, {600}});
+    REQUIRE(count_items<ClaimItem>(told.effects) == 1);
+    told.replica.carry(carry, told.now);
+    for (std::uint32_t node = 1; node < 4; ++node) told.hear(node, 1, ClaimAckItem{1});
+    REQUIRE(told.effects.answers.at(0).allowed);
+    CHECK(told.published(carry.key) == 600);
+    CHECK(told.published(kKey) == 0);
+  }
+  SECTION("others'") {
+    told.hear(1, 1, ClaimItem{5, {kLimiter, 1, kKey}, {600}, told.now});
+    told.replica.carry(carry, told.now);
+    CHECK_FALSE(told.asks(carry.key, {401}));
+    told.step(Ask{2, kLimiter, carry.key, {400}});
+    CHECK(told.effects.answers.empty());  // it claims
+  }
+}
+
+TEST_CASE("what is held for the other side of a partition goes along with its key", "[replica][limits][carry]") {
+  ReplicatedTerms how = terms(100, kHour);
+  how.partition = Partition::share;
+  Told told(how);
+  pass_with(told, ms(4000), {1});
+  REQUIRE(told.replica.live() == 2);
+  REQUIRE(told.asks(kKey, {20}));
+  Carry carry;
+  carry.limiter = kLimiter;
+  carry.before = kKey;
+  carry.key = {kKey.v ^ 0xff};
+  told.replica.carry(carry, told.now);
+  CHECK_FALSE(told.asks(carry.key, {61}));
+  CHECK(told.asks(carry.key, {60}));
+}
+
 // What is kept, and for how long.
 
 TEST_CASE("births that this node alone knows are forgotten after a horizon", "[replica][limits]") {
@@ -230,6 +272,20 @@ TEST_CASE("others' records are kept for a while, and so many bytes of them", "[r
   told.hear(2, 1, NackItem{{{1}, 1}, {{1, 500}}});
   CHECK(count_items<RecordItem>(told.effects) == 0);
   CHECK(count_items<GoneItem>(told.effects) == 1);
+}
+
+TEST_CASE("of a limiter that is dropped nothing waits for the next one of its number", "[replica][limits]") {
+  ReplicatedTerms next = terms(100, kHour);
+  next.version = 2;
+  Told told(terms(100, kHour));
+  const Interval three{told.now, {3}};
+  FrameWriter frame(1);
+  frame.record({{1}, 1}, false, 1, {kLimiter, 2, kKey}, {&three, 1});
+  told.hear(1, frame);
+  REQUIRE(told.replica.stats().shelved == 1);
+  told.replica.drop_limiter(kLimiter);
+  told.put(kLimiter, next);
+  CHECK(told.published(kKey) == 0);
 }
 
 // What is asked of whom.
