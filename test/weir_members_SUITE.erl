@@ -164,6 +164,7 @@ a_device_for_a_secret(_) ->
 
 with_secret(Secret) ->
     ok = weir_test:stop(),
+    {ok, _} = application:ensure_all_started(crypto),
     _ = application:load(weir),
     ok = application:set_env(weir, secret, Secret),
     try application:start(weir) of

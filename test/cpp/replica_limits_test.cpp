@@ -323,6 +323,102 @@ TEST_CASE("a late record of a node that is out of reach is told of by digests to
   CHECK(digests(after, 2) >= 5);
 }
 
+TEST_CASE("records of a node that doesn't answer are asked of others", "[replica][limits]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  std::vector<std::uint32_t> asked;
+  Frame frame;
+  for (int i = 0; i < 400; ++i, told.now = told.now + ms(50)) {
+    for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1, node == 1 ? 5 : 0);
+    told.step(Tick{});
+    for (const Send& send : told.effects.sends) {
+      REQUIRE(decode(told.effects.frames[send.frame], {0}, frame) == FrameError::none);
+      for (const Item& item : frame.items) {
+        if (std::holds_alternative<NackItem>(item)) asked.push_back(send.to.v);
+      }
+    }
+  }
+  CHECK(std::count(asked.begin(), asked.end(), 1) >= 5);
+  CHECK(std::count(asked.begin(), asked.end(), 2) >= 1);
+  CHECK(std::count(asked.begin(), asked.end(), 3) >= 1);
+}
+
+TEST_CASE("a vector says what came beyond it", "[replica][limits]") {
+  Told told(terms(100, ms(1000)));
+  told.hear_record(1, {{1}, 1}, 1, kKey);
+  told.hear_record(1, {{1}, 1}, 5, kKey);
+  told.hear(2, 1, VectorItem{true, {}, {}});
+  const std::vector<VectorItem> vectors = items<VectorItem>(told.effects);
+  REQUIRE(vectors.size() == 1);
+  REQUIRE(vectors[0].beyond.size() == 1);
+  CHECK(vectors[0].beyond[0].origin == OriginId{{1}, 1});
+  CHECK(vectors[0].beyond[0].ranges == std::vector<Range>{{5, 5}});
+}
+
+TEST_CASE("what a peer refuses for now is not kept for its sake, and nothing else", "[replica][limits]") {
+  Told told(terms(1000, kHour));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  REQUIRE(told.asks(kKey, {300}));
+  told.pass(ms(100));
+  REQUIRE(told.replica.log_bytes() > 0);
+  const auto spared = [&](std::uint64_t run, std::uint64_t upto) {
+    for (std::uint32_t node = 1; node < 4; ++node) told.hear(node, 1, SparedItem{run, upto});
+    told.now = told.now + ms(500);
+    for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+    told.step(Tick{});
+    return told.replica.log_bytes();
+  };
+  CHECK(spared(7, 1) > 0);  // it was another run of this node that it spoke to
+  CHECK(spared(1, 1000) == 0);
+  // There was one record then.
+  REQUIRE(told.asks(kKey, {300}));
+  told.pass(ms(100));
+  told.now = told.now + ms(500);
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.step(Tick{});
+  CHECK(told.replica.log_bytes() > 0);
+}
+
+TEST_CASE("an offset that jumps is taken as it is", "[replica][limits]") {
+  Told told(terms(100, ms(1000)));
+  const auto hear = [&](Nanos ahead) {
+    told.now = told.now + ms(500);
+    HeartbeatItem beat;
+    beat.sent = told.now + ahead;
+    beat.echo = told.now;
+    beat.receiver_incarnation = 1;
+    told.hear(1, 1, beat);
+    return told.replica.clock_of({1})->first;
+  };
+  CHECK(hear(ms(0)) == ms(0));
+  CHECK(hear(ms(800)) == ms(100));  // an eighth of the way
+  CHECK(hear(ms(9000)) == ms(9000));
+}
+
+// Five nodes; 0 doesn't hear 1. Three others hear both.
+TEST_CASE("of those that could pass records on one does, as long as the link is cut", "[replica][limits]") {
+  Cluster cluster(5, terms(5, kHour));  // each admit is a record
+  cluster.run_for(ms(2000));
+  cluster.cut(1, 0);
+  cluster.run_for(ms(5000));
+  const auto duplicates_of = [&](std::uint64_t first) {
+    const std::uint64_t before = cluster.at(0).stats().duplicates;
+    for (std::uint64_t i = first; i < first + 100; ++i) {
+      cluster.ask(1, {i << 40 | 1});
+      cluster.run_for(ms(10));
+    }
+    cluster.run_for(ms(1000));
+    for (std::uint64_t i = first; i < first + 100; ++i) {
+      CHECK(cluster.at(0).published(kLimiter, {i << 40 | 1}).weight() == Tokens{1});
+    }
+    return cluster.at(0).stats().duplicates - before;
+  };
+  CHECK(duplicates_of(1) < 10);
+  cluster.heal();
+  cluster.run_for(ms(5000));
+  CHECK(duplicates_of(1000) == 0);
+}
+
 // What is told, and taken, of absences.
 
 TEST_CASE("who lacks a single record is given that, not the chunk that it is in", "[replica][limits]") {
@@ -356,6 +452,32 @@ TEST_CASE("a chunk of which a segment has a part is not taken: a copy is", "[rep
   CHECK(told.published(kFirst) == 0);
   CHECK(told.published(kLast) == 0);
   CHECK(told.replica.copying());
+}
+
+TEST_CASE("one question is answered with so many chunks, and the next one with the rest", "[replica][limits]") {
+  constexpr std::uint64_t kKeys = 200'000;
+  Told told(terms(100, kHour), [](ReplicaConfig& config) { config.coalesce_most = {0}; });
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.pass(ms(3000));
+  REQUIRE(told.replica.live() == 1);
+  for (std::uint64_t key = 1; key <= kKeys; ++key) {
+    told.asks({key * 0x9e3779b97f4a7c15u}, {100});
+  }
+  REQUIRE(told.replica.vector().front().upto == kKeys);
+  std::uint64_t at = 0;
+  int questions = 0;
+  for (; at < kKeys; ++questions) {
+    REQUIRE(questions < 10);
+    told.hear(3, 1, NackItem{{{0}, 1}, {{at + 1, kKeys}}});
+    CHECK(told.sent_bytes() < 3'000'000);
+    const std::vector<ChunkItem> chunks = items<ChunkItem>(told.effects);
+    REQUIRE_FALSE(chunks.empty());
+    for (const ChunkItem& chunk : chunks) {
+      REQUIRE(chunk.from == at);
+      at = chunk.to;
+    }
+  }
+  CHECK(questions > 1);
 }
 
 }  // namespace weir::test
