@@ -480,4 +480,22 @@ TEST_CASE("one question is answered with so many chunks, and the next one with t
   CHECK(questions > 1);
 }
 
+TEST_CASE("a peer that was given a piece finds the next one where it ended", "[replica][limits]") {
+  constexpr std::uint64_t kKeys = 60'000;
+  Told told(terms(100, ms(1000)), [](ReplicaConfig& config) { config.coalesce_most = {0}; });
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  told.pass(ms(3000));
+  for (std::uint64_t key = 1; key <= kKeys; ++key) told.asks({key * 0x9e3779b97f4a7c15u}, {100});
+  told.hear(3, 1, NackItem{{{0}, 1}, {{1, kKeys}}});
+  const std::vector<ChunkItem> given = items<ChunkItem>(told.effects);
+  REQUIRE(given.size() >= 2);
+  told.pass(ms(400'000));  // nothing of it counts any more
+  told.hear(3, 1, NackItem{{{0}, 1}, {{given[0].to + 1, kKeys}}});
+  const std::vector<ChunkItem> rest = items<ChunkItem>(told.effects);
+  REQUIRE(rest.size() == given.size() - 1);
+  CHECK(rest[0].from == given[0].to);
+  CHECK(rest[0].entries.empty());
+  CHECK(count_items<GoneItem>(told.effects) == 0);
+}
+
 }  // namespace weir::test
