@@ -3,7 +3,7 @@
 %%
 %%   read     test/mutants/*.txt
 %%   place    find where each old text stands: exactly once
-%%   sync     bring the copy up to date with the source; the checkout itself is never changed
+%%   sync     bring the copy up to date with the source; the checkout is read now, and never changed
 %%   build    the C++ tests, and the application with its NIF, without a fault
 %%   look     the named tests exist, and pass without a fault
 %%   try      each mutant: put it in, build, run its tests until the deadline, take it out
@@ -15,7 +15,8 @@
 -define(LOGS, ?HOME "/logs").
 -define(EBIN, ?TREE "/_build/test/lib/weir/ebin").
 %% What is copied.
--define(SOURCES, ["CMakeLists.txt", "VERSION", "rebar.config", "rebar.config.script", "c_src", "config", "include", "src", "test"]).
+-define(SOURCES, ["CMakeLists.txt", "VERSION", "rebar.config", "rebar.config.script",
+                  "c_src", "config", "include", "src", "test"]).
 %% Seconds. A mutant that makes its tests hang is killed by these.
 -define(BUILD_MOST, 1800).
 -define(CATCH2_MOST, 60).
@@ -135,8 +136,8 @@ matches(Text, Words) ->
         nomatch -> []
     end.
 
-mutated(#{path := Path, at := At, length := Length, new := New}) ->
-    {ok, <<Before:At/binary, _:Length/binary, After/binary>>} = file:read_file(Path),
+mutated(Text, #{at := At, length := Length, new := New}) ->
+    <<Before:At/binary, _:Length/binary, After/binary>> = Text,
     [Before, New, After].
 
 %% Preparing.
@@ -189,9 +190,7 @@ cpp(Mutants, Options, Total) ->
     say("running their tests without a fault", []),
     Specs = lists:usort([spec(M, Options) || M <- Mutants]),
     Usual = maps:from_list([{Spec, usual(Spec)} || Spec <- Specs]),
-    Results = [try_cpp(M, maps:get(spec(M, Options), Usual), Options, {N, Total}) || {N, M} <- numbered(Mutants)],
-    sync(),
-    Results.
+    [try_cpp(M, maps:get(spec(M, Options), Usual), Options, {N, Total}) || {N, M} <- numbered(Mutants)].
 
 build() -> "cmake --build " ?CPP " --parallel " ++ os:getenv("WEIR_JOBS", "1") ++ " --target weir_test".
 
@@ -220,12 +219,14 @@ single_quoted(Text) -> "'" ++ lists:append(string:replace(Text, "'", "'\\''", al
 
 try_cpp(#{id := Id, path := Path} = Mutant, Usual, Options, Progress) ->
     Start = erlang:monotonic_time(millisecond),
-    sync(),
-    write(filename:join(?TREE, Path), mutated(Mutant)),
+    File = filename:join(?TREE, Path),
+    {ok, Sound} = file:read_file(File),
+    write(File, mutated(Sound, Mutant)),
     Result = case sh(Id, build(), ?BUILD_MOST) of
                  {0, _} -> verdict(Id, sh(Id, catch2(spec(Mutant, Options)), ?CATCH2_MOST + 10 * Usual div 1000));
                  _ -> {broken, "does not build, see " ++ log(Id)}
              end,
+    write(File, Sound),
     told(Mutant, Result, Start, Progress).
 
 %% Erlang: the module is compiled into the copy's ebin, and out again.
@@ -233,7 +234,11 @@ try_cpp(#{id := Id, path := Path} = Mutant, Usual, Options, Progress) ->
 erl([], _, _) -> [];
 erl(Mutants, Done, Total) ->
     say("building the application without a fault", []),
-    ok = must("rebar3", "cd " ?TREE " && rebar3 as test compile && erlc -o ../ test/mutants/mutants_ct.erl"),
+    %% A run that was cut short may have left a module with its fault.
+    _ = [file:delete(beam(Source)) || Source <- filelib:wildcard(?HOME "/erl/*.erl")],
+    %% (Suites call each other. Common Test compiles only those that it is to run.)
+    ok = must("rebar3", "cd " ?TREE " && rebar3 as test compile"
+                        " && erlc +debug_info -I include -o test test/*.erl test/mutants/mutants_ct.erl"),
     say("running its suites without a fault", []),
     Cases = lists:usort([C || #{tests := Tests} <- Mutants, {ct, C} <- Tests]),
     Suites = lists:usort([S || {S, _} <- Cases]),
@@ -248,22 +253,26 @@ sound(Suite, Cases) ->
 
 try_erl(#{id := Id, path := Path, tests := Tests} = Mutant, Progress) ->
     Start = erlang:monotonic_time(millisecond),
-    Module = filename:basename(Path, ".erl"),
     Source = filename:join([?HOME, "erl", filename:basename(Path)]),
-    Beam = filename:join(?EBIN, Module ++ ".beam"),
-    write(Source, mutated(Mutant)),
+    Beam = beam(Path),
+    {ok, Text} = file:read_file(filename:join(?TREE, Path)),
+    write(Source, mutated(Text, Mutant)),
     {ok, Sound} = file:read_file(Beam),
-    Result = case sh(Id, "erlc +debug_info -I " ?TREE "/include -I " ?TREE "/src -o " ?EBIN " " ++ Source, ?CT_MOST) of
+    Compile = "erlc +debug_info -I " ?TREE "/include -I " ?TREE "/src -o " ?EBIN " " ++ Source,
+    Result = case sh(Id, Compile, ?CT_MOST) of
                  {0, _} -> verdict(Id, sh(Id, run_ct([C || {ct, C} <- Tests]), ?CT_MOST));
                  _ -> {broken, "does not compile, see " ++ log(Id)}
              end,
     ok = file:write_file(Beam, Sound),
     told(Mutant, Result, Start, Progress).
 
+beam(Source) -> filename:join(?EBIN, filename:basename(Source, ".erl") ++ ".beam").
+
 run_ct(Cases) ->
+    Test = filename:absname(?TREE "/test"),
     Words = lists:append([" " ++ S ++ ":" ++ C || {S, C} <- Cases]),
-    "mkdir -p " ?HOME "/ct && erl -noshell -pa " ?HOME " " ++ filename:absname(?EBIN) ++ " -run mutants_ct main "
-        ++ filename:absname(?TREE "/test") ++ " " ?HOME "/ct" ++ Words.
+    "mkdir -p " ?HOME "/ct && erl -noshell -pa " ++ Test ++ " " ++ filename:absname(?EBIN)
+        ++ " -run mutants_ct main " ++ Test ++ " " ?HOME "/ct" ++ Words.
 
 %% What came of it.
 
@@ -271,13 +280,15 @@ verdict(_, {0, _}) -> survived;
 verdict(_, {Status, _}) when Status =:= 124; Status =:= 137 -> {killed, "(hangs)"};
 verdict(Id, _) -> {killed, by(Id)}.
 
-%% The first test that failed.
+%% The first test that failed: with Catch2 its name stands above, between two lines.
 by(Id) ->
     {ok, Output} = file:read_file(log(Id)),
-    First = fun(Pattern) -> re:run(Output, Pattern, [multiline, {capture, [1], list}]) end,
-    case {First("^-{79}\\n((?:[^ .\\n-][^\\n]*\\n)+)"), First("^FAILED ([^\\n]+)")} of
-        {{match, [Name]}, _} -> "by " ++ lists:append(lists:join(" ", string:lexemes(Name, " \n")));
-        {_, {match, [Name]}} -> "by " ++ Name;
+    Options = [global, multiline, {capture, [1], list}],
+    All = fun(Text, Pattern) -> case re:run(Text, Pattern, Options) of {match, Found} -> Found; nomatch -> [] end end,
+    [Before | _] = string:split(Output, "FAILED:"),
+    case {All(Before, "^-{79}\n((?:[^ .\n-][^\n]*\n)+)"), All(Output, "^(\\S+_SUITE:\\S+) failed")} of
+        {[_ | _] = Names, _} -> "by " ++ lists:append(lists:join(" ", string:lexemes(hd(lists:last(Names)), " \n")));
+        {_, [[Name] | _]} -> "by " ++ Name;
         _ -> "see " ++ log(Id)
     end.
 
@@ -315,9 +326,10 @@ must(What, Command) ->
 %% {exit status, milliseconds}. Past the deadline all that it started is killed with it.
 sh(What, Command, Seconds) ->
     Start = erlang:monotonic_time(millisecond),
+    Logged = "exec >'" ++ log(What) ++ "' 2>&1 </dev/null; " ++ Command,
     Port = open_port({spawn_executable, os:find_executable("timeout")},
-                     [exit_status, {args, ["-s", "KILL", integer_to_list(Seconds), "sh", "-c",
-                                           "exec >'" ++ log(What) ++ "' 2>&1 </dev/null; " ++ Command]}]),
+                     [exit_status, {env, [{"ESCRIPT_NAME", false}]},
+                      {args, ["-s", "KILL", integer_to_list(Seconds), "sh", "-c", Logged]}]),
     receive {Port, {exit_status, Status}} -> {Status, erlang:monotonic_time(millisecond) - Start} end.
 
 log(What) -> ?LOGS "/" ++ What ++ ".log".

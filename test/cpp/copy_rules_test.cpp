@@ -1,5 +1,6 @@
 // Which state copies are asked for, given and taken, rule by rule, by frames by hand. (Decision 0007 says why.)
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -103,6 +104,28 @@ TEST_CASE("a node whose births are refused is asked for no copy", "[replica][cop
   CHECK(std::count(nodes.begin(), nodes.end(), 1) > 0);
   CHECK(std::count(nodes.begin(), nodes.end(), 2) == 0);
   CHECK(std::count(nodes.begin(), nodes.end(), 3) > 0);
+}
+
+TEST_CASE("the first segment says how many are asked for at a time", "[replica][copy]") {
+  Among told;
+  const auto asked_for = [&]() {
+    std::uint64_t segments = 0;
+    for (const CopyRequestItem& item : items<CopyRequestItem>(told.effects)) segments |= item.segments;
+    return std::popcount(segments);
+  };
+  told.want_copy();
+  CHECK(asked_for() == 1);
+  const Interval one{told.now, {1}};
+  for (std::uint16_t part = 0; part < 4; ++part) {  // of 1024 keys each
+    CopyItem head = segment_of(0, {{{{1}, 1}, 1000}});
+    head.part = part;
+    head.last = part == 3;
+    FrameWriter frame(1);
+    frame.copy(head, 1024);
+    for (std::uint64_t i = 0; i < 1024; ++i) frame.entry({kLimiter, 1, {part * 1024u + i + 1}}, {&one, 1});
+    told.hear(1, frame);
+  }
+  CHECK(asked_for() == 16);
 }
 
 // What is given.
@@ -248,6 +271,30 @@ TEST_CASE("segments of answers before and after a key was carried don't fit toge
     hear_segments(told, {{{{1}, 1}, 1000}}, 1, 0, 62);
     CHECK_FALSE(told.replica.copying());
   }
+}
+
+TEST_CASE("a large state is put in place a few segments a step, also beside one's own", "[replica][copy]") {
+  Among told;
+  told.want_copy();
+  const Interval one{told.now, {1}};
+  for (std::uint64_t segment = 0; segment < Keys::kSegments; ++segment) {
+    FrameWriter frame(1);
+    frame.copy(segment_of(segment, {{{{1}, 1}, 1000}}), 1000);
+    for (std::uint64_t i = 1; i <= 1000; ++i) frame.entry({kLimiter, 1, {segment << 58 | i}}, {&one, 1});
+    told.hear(1, frame);
+  }
+  int steps = 1;
+  std::size_t before = 0;
+  for (; told.replica.copying(); ++steps) {
+    REQUIRE(steps < 64);
+    CHECK(told.replica.moves_segments());
+    CHECK(told.replica.keys() - before <= 20'000);
+    before = told.replica.keys();
+    told.step(Tick{});
+  }
+  CHECK(steps >= 4);
+  CHECK(told.replica.keys() == 64'000);
+  CHECK(told.replica.stats().copies == 1);
 }
 
 TEST_CASE("births on the shelf count once when a copy brings them too", "[replica][copy]") {
