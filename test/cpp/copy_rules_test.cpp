@@ -194,6 +194,19 @@ TEST_CASE("segments of who wasn't asked are none", "[replica][copy]") {
   CHECK(told.replica.stats().copies == 0);
 }
 
+TEST_CASE("the last part of a segment is none without those before it", "[replica][copy]") {
+  Among told;
+  told.want_copy();
+  CopyItem head = segment_of(0, {{{{1}, 1}, 1000}});
+  head.part = 1;
+  told.hear_segment(head);
+  hear_segments(told, head.vector, 1, 1);
+  CHECK(told.replica.copying());
+  head.part = 0;
+  told.hear_segment(head);
+  CHECK_FALSE(told.replica.copying());
+}
+
 TEST_CASE("a state that is behind is not taken, nor asked for again at once; one that is ahead is", "[replica][copy]") {
   Among told;
   for (std::uint64_t seq = 1; seq <= 5; ++seq) told.hear_record(1, {{1}, 1}, seq, kKey);

@@ -407,16 +407,57 @@ TEST_CASE("of those that could pass records on one does, as long as the link is 
       cluster.ask(1, {i << 40 | 1});
       cluster.run_for(ms(10));
     }
-    cluster.run_for(ms(1000));
+    cluster.run_for(ms(10));
     for (std::uint64_t i = first; i < first + 100; ++i) {
       CHECK(cluster.at(0).published(kLimiter, {i << 40 | 1}).weight() == Tokens{1});
     }
+    cluster.run_for(ms(1000));
     return cluster.at(0).stats().duplicates - before;
   };
   CHECK(duplicates_of(1) < 10);
   cluster.heal();
   cluster.run_for(ms(5000));
   CHECK(duplicates_of(1000) == 0);
+}
+
+// Its clock is right by now, its records of before are not.
+TEST_CASE("records of the future that a node still has are tried ever more seldom", "[replica][limits]") {
+  Told told(terms(100, ms(1000)));
+  const Interval ahead{told.now + kHour, {1}};
+  const auto hear_it = [&]() {
+    FrameWriter frame(1);
+    frame.record({{1}, 1}, false, 1, {kLimiter, 1, kKey}, {&ahead, 1});
+    told.hear(1, frame);
+  };
+  std::size_t tried = 0;
+  hear_it();
+  for (int i = 0; i < 1200; ++i, told.now = told.now + ms(50)) {
+    if (i % 10 == 0) {
+      HeartbeatItem beat;
+      beat.sent = beat.echo = told.now;
+      beat.head = 1;
+      beat.receiver_incarnation = 1;
+      told.hear(1, 1, beat);
+      REQUIRE_FALSE(told.replica.quarantined({1}));
+    }
+    told.step(Tick{});
+    const std::size_t asked = count_items<NackItem>(told.effects);
+    tried += asked;
+    if (asked != 0) hear_it();
+  }
+  CHECK(tried >= 3);
+  CHECK(tried <= 7);
+}
+
+TEST_CASE("the state of a node whose births are refused is not asked for", "[replica][limits]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  const Interval ahead{told.now + kHour, {1}};
+  FrameWriter frame(1);
+  frame.record({{1}, 1}, false, 1, {kLimiter, 1, kKey}, {&ahead, 1});
+  told.hear(1, frame);
+  told.hear(1, 1, GoneItem{{{1}, 1}, 1000});
+  CHECK_FALSE(told.replica.copying());
 }
 
 // What is told, and taken, of absences.
