@@ -286,11 +286,13 @@ by(Id) ->
     Options = [global, multiline, {capture, [1], list}],
     All = fun(Text, Pattern) -> case re:run(Text, Pattern, Options) of {match, Found} -> Found; nomatch -> [] end end,
     [Before | _] = string:split(Output, "FAILED:"),
-    case {All(Before, "^-{79}\n((?:[^ .\n-][^\n]*\n)+)"), All(Output, "^(\\S+_SUITE:\\S+) failed")} of
-        {[_ | _] = Names, _} -> "by " ++ lists:append(lists:join(" ", string:lexemes(hd(lists:last(Names)), " \n")));
-        {_, [[Name] | _]} -> "by " ++ Name;
+    case {All(Before, "^-{79}\n((?:[^ .\n-][^\n]*\n)+)"), All(Output, "^(\\S+ failed on line \\d+\nReason: [^\n]+)")} of
+        {[_ | _] = Names, _} -> "by " ++ one_line(hd(lists:last(Names)));
+        {_, [[Reason] | _]} -> one_line(Reason);
         _ -> "see " ++ log(Id)
     end.
+
+one_line(Text) -> lists:append(lists:join(" ", string:lexemes(Text, " \n"))).
 
 told(#{id := Id, breaks := Breaks} = Mutant, Result, Start, {N, Total}) ->
     Seconds = (erlang:monotonic_time(millisecond) - Start) / 1000,
