@@ -11,7 +11,8 @@
 
 all() ->
     [waiting_has_a_limit, late_questions_are_not_decided, a_full_mailbox_is_refused, what_leaves_says_bye_last, what_owners_said_goes_with_them,
-     levels_have_a_form, answers_have_a_form].
+     serves_when_all_said_welcome, decides_nothing_once_it_leaves, gives_to_who_comes_while_it_leaves, gives_to_who_says_hello,
+     greets_whom_it_meets, levels_have_a_form, levels_are_taken, answers_have_a_form].
 
 %% A node that joins has nobody to ask: what its callers want waits, but not more than fits.
 waiting_has_a_limit(_) ->
@@ -58,6 +59,44 @@ what_owners_said_goes_with_them(_) ->
     ?assertEqual([true, true, true], [Forgets(M) || M <- [{down, c@x}, {call, from, c@x, bye}, {member, d@x, hello}]]),
     ?assertEqual([false, false], [Forgets(M) || M <- [{member, c@x, hello}, {member, c@x, {told, <<>>}}]]).
 
+serves_when_all_said_welcome(_) ->
+    {One, _} = handle({call, from, b@x, welcome}, 50, joining()),
+    ?assertEqual(joining, weir_owner_core:phase(One)),
+    ?assertEqual(0, decides_from(One)),
+    {All, _} = handle({call, from, c@x, welcome}, 60, One),
+    ?assertEqual(serving, weir_owner_core:phase(All)),
+    ?assertEqual(place_of(a@x, All), decides_from(All)).
+
+decides_nothing_once_it_leaves(_) ->
+    {Leaving, _} = handle({leave, from, [b@x, c@x]}, 200, serving()),
+    ?assertEqual(0, decides_from(Leaving)),
+    ?assertEqual([b@x, c@x], lists:sort(weir_owner_core:sharing(Leaving))).
+
+gives_to_who_comes_while_it_leaves(_) ->
+    Id = weir_members:node_id(d@x),
+    {_, Before} = handle({leave, from, [b@x, c@x, d@x]}, 200, serving()),
+    ?assertMatch([{give, {leave, from}, [b@x, c@x, d@x], _, _, [{left, _}, {joined, Id}], none}], gives(Before)),
+    %% Or that says hello in the midst of it: what is under way begins anew.
+    {Leaving, _} = handle({leave, from, [b@x, c@x]}, 200, serving()),
+    {_, Midst} = handle({member, d@x, hello}, 300, Leaving),
+    ?assertMatch([{give, {leave, from}, [b@x, c@x, d@x], _, _, [{left, _}, {joined, Id}], none}], gives(Midst)),
+    ?assert(lists:member({stop_giving, {leave, from}}, Midst)).
+
+gives_to_who_says_hello(_) ->
+    Id = weir_members:node_id(d@x),
+    {_, Effects} = handle({member, d@x, hello}, 200, serving()),
+    ?assertMatch([{give, {joined, d@x}, [d@x], _, _, [{joined, Id}], welcome}], gives(Effects)).
+
+%% Those that were cut off. One of which nothing is heard is not greeted: it wouldn't hear it.
+greets_whom_it_meets(_) ->
+    Seen = #{node => a@x, connected => [b@x, c@x, d@x, e@x], unheard => [e@x], left => false},
+    {_, Effects} = handle({tick, Seen}, 200, serving()),
+    ?assertEqual([d@x], [Node || {say, Node, hello} <- Effects]).
+
+levels_are_taken(_) ->
+    One = <<1:32/little, ?KEY:64/little, 5:64/little>>,
+    ?assertMatch({_, [{raise, One}, {reply, from, ok}]}, handle({call, from, b@x, {levels, One}}, 50, joining())).
+
 levels_have_a_form(_) ->
     Raised = fun(Levels) -> [L || {raise, L} <- element(2, handle({member, b@x, {told, Levels}}, 200, serving()))] end,
     One = <<1:32/little, ?KEY:64/little, 5:64/little>>,
@@ -84,6 +123,14 @@ answers_have_a_form(_) ->
                 {true, 1 bsl 60, 0, 0, 0, 5, ok}, {true, 10, 9, -1, 0, 5, ok}, {yes, 10, 9, 0, 0, 5, ok}, {true, 10, 9, 0, 0, 5, "ok"}]].
 
 %% ---- a core
+
+gives(Effects) -> [E || E <- Effects, element(1, E) =:= give].
+
+%% By which place among the owners it decides; 0 if it decides nothing.
+decides_from(Core) ->
+    [One] = asked(1, 1, 5000),
+    {_, [{decide, _, _, _, Place}]} = handle({decide, [One], 0}, 100, Core),
+    Place.
 
 handle(Message, Now, Core) -> weir_owner_core:handle(Message, Now, Core).
 
