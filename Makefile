@@ -46,9 +46,14 @@ check: ## what CI runs: tests, formats, linters, xref, Dialyzer, sanitizers, fuz
 	@scripts/check.sh
 
 .PHONY: check-long
-check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, two releases, aarch64, musl, the NIF under ASan
+check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, two releases, aarch64, musl, the NIF under ASan, mutants
 	@scripts/bootstrap.sh long
 	@scripts/check.sh long
+
+.PHONY: mutants
+mutants: ## break weir on purpose, fault by fault, and see whether the tests notice (test/mutants): some half an hour
+	@scripts/bootstrap.sh test
+	@scripts/mutants.sh
 
 .PHONY: bench
 bench: ## benchmarks, beside the usual alternatives

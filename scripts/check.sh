@@ -4,6 +4,7 @@
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
 #   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall versions aarch64 musl nif_asan
+#                                   mutants
 #   scripts/check.sh fmt            formats the C++ in place
 #
 # Environment
@@ -139,6 +140,11 @@ check_nif_asan() {
   suites "$lib" "$names" env ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD="$(gcc -print-file-name=libasan.so)" erl
 }
 
+# Whether the tests notice small faults. Numbers of cases would only make it longer.
+check_mutants() {
+  env -u WEIR_CASES -u WEIR_ROUNDS -u WEIR_LONG scripts/mutants.sh
+}
+
 # How long calls are held up while something large goes on. Timing is asserted, so let nothing else run on the machine.
 # WEIR_EBIN: of another version of weir that is to be looked at.
 check_stall() {
@@ -184,7 +190,7 @@ if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
   export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
-  names=("${all[@]}" clock stall versions aarch64 musl nif_asan)
+  names=("${all[@]}" clock stall versions aarch64 musl nif_asan mutants)
 fi
 
 for name in "${names[@]}"; do

@@ -164,6 +164,7 @@ a_device_for_a_secret(_) ->
 
 with_secret(Secret) ->
     ok = weir_test:stop(),
+    {ok, _} = application:ensure_all_started(crypto),
     _ = application:load(weir),
     ok = application:set_env(weir, secret, Secret),
     try application:start(weir) of
@@ -243,7 +244,7 @@ refused_but_registered(_) ->
     [A, B, C] = start_all(3),
     ok = put_everywhere([A, B, C], login, ?CLOSED),
     ?assertEqual(1, checks(A, login, ?KEY, 1)),
-    [true = call(A, ?MODULE, tell, [(hello_of(P, A))#{versions => {7, 9}}]) || P <- [B, C]],
+    [true = call(A, ?MODULE, tell, [(hello_of(P, A))#{versions => {7, 9}}]) || P <- [B, C, B, C]],
     wait_until(minority, fun() -> checks(A, login, ?KEY, 1) =:= 0 end),
     ?assertMatch(#{registered := 3}, call(A, weir_report, machine, [])),
     ?assertEqual(#{node_of(B) => away, node_of(C) => away}, members(A)),

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -200,6 +201,41 @@ TEST_CASE("carries that nobody takes are told to be lost, those of local limiter
   carries.clear();
   CHECK(carries.empty());
   CHECK(carries.take(SIZE_MAX).empty());
+}
+
+// Between the moment that a level is taken and that it is added the limiter may change, which halves or doubles it.
+TEST_CASE("a level that is carried while its limiter changes keeps its tokens", "[carry][registry][threads]") {
+  Node node(Policy{{1000}, {1'000'000'000}});
+  REQUIRE(node.allows(kBefore, 300));
+  std::atomic<bool> over{false};
+  std::atomic<std::uint64_t> carried{0};
+  std::int64_t wrong = 0;
+  std::int64_t refused = 0;
+  run_threads(2, [&](unsigned id) {
+    if (id == 0) {
+      KeyHash at = kBefore;
+      KeyHash to = kAfter;
+      for (; !over; std::swap(at, to)) {
+        Registry::carry(node.ref, at, to, kBase);
+        wrong += node.level(to) != 300 ? 1 : 0;
+        ++carried;
+      }
+      return;
+    }
+    LimiterOptions options;
+    options.number = {42};
+    for (std::uint64_t change = 0; change < 5 * round_count(); ++change) {
+      const Nanos interval{change % 2 == 0 ? 2'000'000'000 : 1'000'000'000};
+      const std::uint64_t before = carried;
+      refused += node.registry.put("limiter", {11}, {{1000}, interval}, options, kBase) != Registry::Put::changed;
+      while (!node.registry.convert({11}, 1)) {
+      }
+      while (carried == before) std::this_thread::yield();
+    }
+    over = true;
+  });
+  CHECK(wrong == 0);
+  CHECK(refused == 0);
 }
 
 // All threads ask for the same keys, each of which has some tokens left under its hash of before: exactly these are

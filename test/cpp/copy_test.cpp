@@ -313,6 +313,7 @@ TEST_CASE("a copy with births from the future is refused, and its donor put into
   CHECK(joiner.replica.published(kLimiter, {1}).empty());
   CHECK(joiner.replica.copying());
   CHECK(joiner.replica.stats().refused == 1);
+  CHECK(joiner.replica.quarantined({1}));
   joiner.step(Tick{}, now + kMs);
   CHECK(joiner.sent<CopyRequestItem>(1).empty());
   REQUIRE(joiner.sent<CopyRequestItem>(2).size() == 1);

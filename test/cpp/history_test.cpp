@@ -259,6 +259,36 @@ TEST_CASE("an absence of many keys is kept in pieces that fit into frames", "[hi
   }
 }
 
+TEST_CASE("what is over makes room for other keys", "[history]") {
+  HistoryLimits limits;
+  limits.piece_keys = 10;
+  Logged log(limits);
+  log.history.begin_piece();
+  const Nanos later = kBase + Nanos{3'600'000'000'000};
+  for (std::uint64_t key = 1; key <= 10; ++key) log.emit(kBase, key, 1, false);
+  log.history.tidy([](const Subject&) { return &kPolicy; }, later);
+  for (std::uint64_t key = 11; key <= 20; ++key) log.emit(later, key, 1, false);
+  CHECK(log.history.dropped() == 0);
+  CHECK(log.history.pieces().back().entries.size() == 10);
+}
+
+TEST_CASE("of two resets of a key in a piece the later one holds, whichever came first", "[history]") {
+  History history(kSelf, {});
+  history.begin_piece();
+  const Subject subject{{0}, 1, {5}};
+  const Nanos late = rounded_for_mark(kBase + Nanos{60'000'000'000});
+  for (const Nanos time : {kBase, kBase + Nanos{60'000'000'000}, kBase + Nanos{30'000'000'000}}) {
+    history.next();
+    const Interval mark = reset_mark(subject.key, rounded_for_mark(time));
+    const IntervalSet set = IntervalSet::from({&mark, 1});
+    history.append(kBase, {}, false, kPolicy, subject, set);
+  }
+  REQUIRE(history.pieces().size() == 1);
+  const auto& resets = history.pieces().front().resets;
+  REQUIRE(resets.size() == 1);
+  CHECK(reset_time(subject.key, {&resets.begin()->second, 1}) == late);
+}
+
 TEST_CASE("past its limits a history drops the oldest and counts it", "[history]") {
   SECTION("log") {
     HistoryLimits limits;
