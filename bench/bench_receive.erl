@@ -216,8 +216,11 @@ singles(0, Key, _Machine, _Limiter, Made) ->
 singles(Records, Key, Machine, Limiter, Made) ->
     Next = (Key + ?STEP) rem ?KEYS,
     Hash = 1 + (Next + 1) * ?SPREAD rem (1 bsl 64 - 1),
-    Frames = [Frame || {send, _, Frame, data} <- weir_machine:step(Machine, {ask, 1, Limiter, Hash, 1}, weir_clock:now())],
-    singles(Records - length(Frames), Next, Machine, Limiter, Frames ++ Made).
+    case weir_machine:step(Machine, {ask, 1, Limiter, Hash, 1}, weir_clock:now()) of
+        [{answer, 1, false}] -> singles(Records, Next, Machine, Limiter, Made);
+        [{answer, 1, true}, {send, _, Frame, data}] -> singles(Records - 1, Next, Machine, Limiter, [Frame | Made]);
+        [{answer, 1, true}] -> error(the_receiver_is_away)
+    end.
 
 %% As many frames a second as the pace says.
 go(Frames, full, Send) -> lists:foreach(fun(Frame) -> Send(data, Frame) end, Frames);
