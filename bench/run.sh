@@ -3,10 +3,11 @@
 #
 #   bench/run.sh                       all, some 6 minutes
 #   bench/run.sh quick                 the same in a minute or two, to see that it runs: its figures are rough
-#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact, join, stalls
+#   bench/run.sh [quick] PART...       only these: decisions, latency, memory, http, queue, exact, join, stalls, receive
 #
 # Environment
-#   WEIR_EBIN   of another version of weir that is to be measured (join)
+#   WEIR_EBIN     of another version of weir that is to be measured (join)
+#   WEIR_BEFORE   of another version of weir that is measured in turns with this one (receive)
 #
 # Let nothing else run on the machine; bench/README.md says what is measured and how to read it.
 set -eu
@@ -25,7 +26,7 @@ if [ "${1:-}" = quick ]; then
   length=quick
   shift
 fi
-[ $# -gt 0 ] || set -- decisions memory latency http queue exact join stalls
+[ $# -gt 0 ] || set -- decisions memory latency http queue exact join stalls receive
 
 out=$root/_build/bench
 mkdir -p "$out/ebin"
@@ -66,7 +67,8 @@ for part in "$@"; do
     exact) in_vm bench_exact "$length" "$out/6.part" ;;
     join) in_vm bench_join "$length" "$out/8.part" ;;
     stalls) ERL_FLAGS="${ERL_FLAGS:-} +S 2" in_vm bench_stalls "$length" "$out/7.part" ;;
-    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact, join, stalls)" ;;
+    receive) in_vm bench_receive "$length" "$out/9.part" ;;
+    *) fail "no such part: $part (decisions, latency, memory, http, queue, exact, join, stalls, receive)" ;;
   esac
 done
 cat "$out"/*.part >"$out/report.md"

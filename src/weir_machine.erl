@@ -16,12 +16,12 @@
 %% busy waits, without holding up a scheduler. Wrong arguments raise `badarg' with an explanation; frames may be any bytes.
 -module(weir_machine).
 
--export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/6, step/3, wake/1]).
+-export([new/1, put_limiter/4, push/2, drop_limiter/2, reset/6, step/3, take/3, wake/1]).
 -export([attach/2, attached/0, detach/0]).
 -export([births/0, bytes/2, published/3, unsent/3, inherited/3, vector/1, stats/1, held/1, quiet/1, copying/1, live/1, registered/1, clock/2, quarantined/2, peer/1, limits/0,
          overshoot/4, most_exceeded/2]).
 
--export_type([machine/0, config/0, terms/0, event/0, effect/0, key_hash/0, overshoot/0, ns/0]).
+-export_type([machine/0, config/0, terms/0, event/0, effect/0, node_id/0, key_hash/0, overshoot/0, ns/0]).
 
 -opaque machine() :: reference().
 -type ns() :: non_neg_integer().
@@ -160,6 +160,21 @@ step(Machine, Event, Now) ->
     catch
         error:badarg -> raise(what_is_wrong(Machine, Event, Now))
     end.
+
+%% @doc One step of frames, as if of an `arrival' each: of as many from the front as take some 100 us, and at least one. The others
+%% come back, to be given to the next step. What the frames make due is sent together. A malformed one is counted, and does nothing.
+-spec take(machine(), [{node_id(), Frame :: binary()}, ...], Now :: ns()) -> {[effect()], Left :: [{node_id(), Frame :: binary()}]}.
+take(Machine, Frames, Now) ->
+    try
+        weir_nif:replica_take(Machine, Frames, Now)
+    catch
+        error:badarg ->
+            Wrong = [What || Event <- arrivals(Frames), What <- [what_is_wrong(Machine, Event, Now)], What =/= ?NO_MACHINE],
+            raise(hd(Wrong ++ [?NO_MACHINE]))
+    end.
+
+arrivals(Frames) when length(Frames) > 0 -> [list_to_tuple([arrival | tuple_to_list(Frame)]) || Frame <- Frames, is_tuple(Frame)];
+arrivals(Frames) -> [Frames].
 
 what_is_wrong(Machine, Event, Now) ->
     try

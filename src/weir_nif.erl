@@ -15,7 +15,7 @@
 -export([clock_now/0, clock_tick/0, clock_freeze/1, clock_advance/1, clock_thaw/0, clock_info/0]).
 -export([queue_new/1, queue_from_list/3, queue_to_list/1, queue_append/2, queue_refill/2, queue_merge/3, queue_analyse/3,
          queue_size/1]).
--export([replica_new/8, replica_step/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
+-export([replica_new/8, replica_step/3, replica_take/3, replica_put_limiter/4, replica_wake/1, replica_intervals/4, replica_vector/1,
          replica_stats/1, replica_held/1, replica_look/1, replica_clock/2, replica_quarantined/2, replica_overshoot/4, replica_most_exceeded/2,
          replica_push/2, replica_drop_limiter/2, replica_reset/6, replica_attach/2, replica_attached/0, replica_detach/0,
          replica_births/0,
@@ -231,6 +231,10 @@ queue_size(_Queue) -> ?NOT_LOADED.
 %% (1.5 ms) go to a dirty scheduler.
 -spec replica_step(reference(), event(), NowNs :: non_neg_integer()) -> [effect()].
 replica_step(_Replica, _Event, _NowNs) -> ?NOT_LOADED.
+%% One step of as many frames as some 100 us take, one at least, and the frames that are left. A long frame, as above, is taken alone.
+-spec replica_take(reference(), [{node_id(), Frame :: binary()}, ...], NowNs :: non_neg_integer()) ->
+          {[effect()], Left :: [{node_id(), Frame :: binary()}]}.
+replica_take(_Replica, _Frames, _NowNs) -> ?NOT_LOADED.
 -spec replica_new({node_id(), Incarnation :: pos_integer()}, Members :: [node_id()],
                   Neighbours :: [node_id()], Joining :: boolean(), Seed :: non_neg_integer(), StartNs :: non_neg_integer(),
                   Times :: tuple(), Limits :: tuple()) -> reference().

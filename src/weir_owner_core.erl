@@ -65,13 +65,14 @@
 %% `nodes' are the numbers of those that share the keys out, sorted, and `names' whose these are; `place' is this node's among them,
 %% 0 while it doesn't serve. `awaited' are nodes whose welcome is awaited, and when they last gave a sign. `sent' are questions to
 %% other nodes, `waiting' is for the next attempt. `giving' are handovers under way; `fresh' came when this node was leaving already,
-%% `again': levels did; `leavers' are others that are leaving; `gone' wait for handovers to newcomers to end.
+%% `again': levels did; `leavers' are others that are leaving, `parted' said bye and are still connected; `gone' wait for handovers
+%% to newcomers to end.
 -record(state, {phase = joining :: joining | serving | leaving, node :: node(), others = #{} :: #{node() => #other{}},
                 nodes = {} :: tuple(), names = {} :: tuple(), place = 0 :: non_neg_integer(),
                 awaited = #{} :: #{node() => ms()}, greeted = #{} :: #{node() => true},
                 sent = #{} :: #{pos_integer() => {node(), [asked()], since() | unsent}}, batch = 1 :: pos_integer(),
                 waiting = [] :: [asked()], out = 0 :: non_neg_integer(), giving = [] :: [giving()], fresh = [] :: [node()],
-                leavers = [] :: [node()], again = false :: boolean(), gone = [] :: [gen_server:from()],
+                leavers = [] :: [node()], parted = [] :: [node()], again = false :: boolean(), gone = [] :: [gen_server:from()],
                 seen :: ms(), patience :: pos_integer(), now :: ms(), effects = [] :: [effect()]}).
 -opaque state() :: #state{}.
 
@@ -271,8 +272,8 @@ given(welcome, From, Node, #state{others = Others, phase = serving} = State) whe
     do({reply, From, ok}, give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State)));
 given(welcome, From, Node, State) ->
     do({reply, From, ok}, welcomed(Node, add(Node, State)));
-given(bye, From, Node, State) ->
-    do({reply, From, ok}, remove(Node, State));
+given(bye, From, Node, #state{parted = Parted} = State) ->
+    do({reply, From, ok}, remove(Node, State#state{parted = [Node | Parted -- [Node]]}));
 given({forget, KeyHash}, From, _Node, State) when is_integer(KeyHash), KeyHash > 0, KeyHash =< 16#ffffffffffffffff ->
     do({reply, From, ok}, do({forget, KeyHash}, State));
 given(_, From, _Node, State) ->
@@ -294,9 +295,9 @@ serving(State) ->
 
 add(Node, #state{others = Others} = State) when is_map_key(Node, Others) ->
     State;
-add(Node, #state{others = Others, now = Now} = State) ->
+add(Node, #state{others = Others, parted = Parted, now = Now} = State) ->
     Other = #other{id = weir_members:node_id(Node), since = Now},
-    shared(do({monitor, Node}, State#state{others = Others#{Node => Other}})).
+    shared(do({monitor, Node}, State#state{others = Others#{Node => Other}, parted = Parted -- [Node]})).
 
 %% What it was asked is asked of another. Where it stood by, or who stood by owns now, another one is to stand by.
 remove(Node, #state{others = Others} = State0) when is_map_key(Node, Others) ->
@@ -451,7 +452,8 @@ tick(#{connected := Connected, unheard := Unheard, left := HasLeft}, #state{othe
     Waited = lists:foldl(fun welcomed/2, Left, awaited_for(Patience, Left)),
     %% It may not have heard.
     Said = lists:foldl(fun(Node, Known) -> say(Node, hello, Known) end, Waited, awaited_for(?HELLO_MS, Waited)),
-    meet([Node || Node <- Connected, not is_map_key(Node, Said#state.others)], Unheard, given_up(Said)).
+    Parted = [Node || Node <- Said#state.parted, lists:member(Node, Connected)],
+    meet([Node || Node <- Connected -- Parted, not is_map_key(Node, Said#state.others)], Unheard, given_up(Said#state{parted = Parted})).
 
 awaited_for(Ms, #state{awaited = Awaited, now = Now}) ->
     [Node || {Node, At} <- maps:to_list(Awaited), Now - At > Ms].
@@ -467,6 +469,7 @@ given_up(#state{sent = Sent, now = Now} = State) ->
     lists:foldl(fun({Batch, Asks}, Known) -> took(Batch, Asks, Known) end, State, Over).
 
 %% Members that are connected, and not (any more) among those that share keys out. While this node joins, it waits for them too.
+%% (Not those that have said bye: a leaving node gives levels to who says hello, and can't end before that has ended.)
 meet([], _Unheard, State) ->
     State;
 meet(Nodes, _Unheard, #state{phase = joining, now = Now} = State) ->

@@ -10,7 +10,10 @@
 %% It waits for nobody but weir_members, when it starts. The machine is attached to the node's tables and outlives this process:
 %% while it is down decisions go on, and births wait in the rings.
 %%
-%% Frames wait in the mailbox. Past `?MAX_QUEUE' messages those of data are dropped and counted as shed, past twice as many all
+%% Frames are gathered until the mailbox is empty, another message comes, or they are enough (`?BATCH', `?BATCH_BYTES'); then the
+%% machine takes them in one step, or in a few that are short. So the order of all that a node says is kept.
+%%
+%% The rest waits in the mailbox. Past `?MAX_QUEUE' messages those of data are dropped and counted as shed, past twice as many all
 %% frames, until half of it is left: the machines repair what is missing.
 -module(weir_replica).
 
@@ -22,6 +25,8 @@
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(MAX_QUEUE, 10000).
+-define(BATCH, 256).
+-define(BATCH_BYTES, 65536).
 %% Messages between two looks at the queue's length.
 -define(LOOK_EVERY, 64).
 %% The machine is looked after at least this often, also when time was stopped or moved by a test.
@@ -36,6 +41,8 @@
 
 -record(state, {machine :: weir_machine:machine(), self = weir_members:node_id(node()) :: weir_members:id(),
                 peers = #{} :: #{weir_members:id() => {node(), pid()}}, doors = #{} :: #{weir_members:id() => door()},
+                %% Gathered, the last one first.
+                frames = [] :: [{weir_machine:node_id(), binary()}], count = 0 :: non_neg_integer(), bytes = 0 :: non_neg_integer(),
                 timer = none :: none | {soon | reference(), AtNs :: integer()},
                 ticket = 1 :: pos_integer(), asked = #{} :: #{Ticket :: pos_integer() => gen_server:from()},
                 handled = 0 :: non_neg_integer(), shed = none :: none | data | all,
@@ -167,47 +174,55 @@ attach(Machine) ->
     end.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}} | {noreply, #state{}}.
-handle_call({ask, Limiter, KeyHash, Hits}, From, #state{ticket = Ticket, asked = Asked} = State) ->
+handle_call(Request, From, State) ->
+    answer(Request, From, take(State)).
+
+answer({ask, Limiter, KeyHash, Hits}, From, #state{ticket = Ticket, asked = Asked} = State) ->
     {noreply, run({ask, Ticket, Limiter, KeyHash, Hits}, State#state{ticket = Ticket + 1, asked = Asked#{Ticket => From}})};
-handle_call({limiter, Name}, _From, State) ->
+answer({limiter, Name}, _From, State) ->
     {reply, ok, case weir_registry:entry(Name) of
                     none -> drop(weir_limiter:number(Name), State);
                     Entry -> put_limiter(Entry, State)
                 end};
-handle_call({reset, Limiter, KeyHash, Time}, _From, #state{machine = Machine} = State) ->
+answer({reset, Limiter, KeyHash, Time}, _From, #state{machine = Machine} = State) ->
     Taken = weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own),
     {reply, Taken, run(births, State)};
-handle_call({weir_reset, 1, _, _, _} = Reset, _From, State) ->
+answer({weir_reset, 1, _, _, _} = Reset, _From, State) ->
     {reply, ok, handle(Reset, State)};
-handle_call(drain, _From, #state{peers = Peers} = State) ->
+answer(drain, _From, #state{peers = Peers} = State) ->
     {reply, [Peer || {_, Peer} <- maps:values(Peers)], push(State)};
-handle_call(_, _From, State) ->
+answer(_, _From, State) ->
     {reply, unknown, State}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
-handle_cast({registered, Node}, State) ->
-    {noreply, add(Node, State)};
-handle_cast({unregistered, Node}, State) ->
-    {noreply, remove(Node, State)};
-handle_cast(push, State) ->
-    {noreply, push(State)};
-handle_cast(renew, State) ->
+handle_cast(Request, State) ->
+    {noreply, do(Request, take(State))}.
+
+do({registered, Node}, State) ->
+    add(Node, State);
+do({unregistered, Node}, State) ->
+    remove(Node, State);
+do(push, State) ->
+    push(State);
+do(renew, State) ->
     #{incarnation := Incarnation} = weir_members:start(),
     case weir_members:machine() of
-        Incarnation -> {noreply, State};
-        _ -> {noreply, renewed(Incarnation, State)}
+        Incarnation -> State;
+        _ -> renewed(Incarnation, State)
     end;
-handle_cast(_, State) ->
-    {noreply, State}.
+do(_, State) ->
+    State.
 
--spec handle_info(term(), #state{}) -> {noreply, #state{}}.
+-spec handle_info(term(), #state{}) -> {noreply, #state{}} | {noreply, #state{}, 0}.
+handle_info(timeout, State) ->
+    {noreply, take(State)};
+handle_info({weir_frame, 1, From, Kind, Frame}, State) when is_binary(Frame) ->
+    gather(look_at_queue(arrived(From, open, Kind, Frame, State)));
+handle_info({weir_frame, 2, From, Token, Kind, Frame}, State) when is_binary(Token), is_binary(Frame) ->
+    gather(look_at_queue(arrived(From, Token, Kind, Frame, State)));
 handle_info(Message, State) ->
-    {noreply, look_at_queue(handle(Message, State))}.
+    {noreply, look_at_queue(handle(Message, take(State)))}.
 
-handle({weir_frame, 1, From, Kind, Frame}, State) when is_binary(Frame) ->
-    arrived(From, open, Kind, Frame, State);
-handle({weir_frame, 2, From, Token, Kind, Frame}, State) when is_binary(Token), is_binary(Frame) ->
-    arrived(From, Token, Kind, Frame, State);
 handle({weir_reset, 1, Limiter, KeyHash, Time}, #state{machine = Machine} = State)
   when is_integer(Limiter), is_integer(KeyHash), is_integer(Time) ->
     %% What another node says may be out of range; then it resets nothing.
@@ -247,12 +262,40 @@ arrived(From, Shown, Kind, Frame, #state{peers = Peers, doors = Doors} = State) 
     end.
 
 frame(Node, _From, Kind, Frame, #state{shed = Shed} = State) when Shed =:= all; Shed =:= Kind ->
-    ok = weir_traffic:heard(Node, byte_size(Frame), weir_clock:now()),
+    ok = weir_traffic:heard(Node, 1, byte_size(Frame), weir_clock:now()),
     ok = weir_traffic:count(Node, shed, 1),
     State;
-frame(Node, From, _Kind, Frame, State) ->
-    ok = weir_traffic:heard(Node, byte_size(Frame), weir_clock:now()),
-    run({arrival, From, Frame}, State).
+frame(_Node, From, _Kind, Frame, #state{frames = Frames, count = Count, bytes = Bytes} = State) ->
+    State#state{frames = [{From, Frame} | Frames], count = Count + 1, bytes = Bytes + byte_size(Frame)}.
+
+%% ---- frames ----
+
+gather(#state{count = Count, bytes = Bytes} = State) when Count >= ?BATCH; Bytes >= ?BATCH_BYTES -> {noreply, take(State)};
+gather(#state{count = 0} = State) -> {noreply, State};
+gather(State) -> {noreply, State, 0}.
+
+%% What was gathered. (Nothing else has happened since: each sender is still there.)
+take(#state{count = 0} = State) ->
+    State;
+take(#state{frames = Frames, peers = Peers} = State) ->
+    Now = weir_clock:now(),
+    _ = maps:foreach(fun(From, {Count, Bytes}) ->
+                             {Node, _} = map_get(From, Peers),
+                             ok = weir_traffic:heard(Node, Count, Bytes, Now)
+                     end, heard(Frames, #{})),
+    sleep(take(lists:reverse(Frames), State#state{frames = [], count = 0, bytes = 0})).
+
+take([], State) ->
+    State;
+take(Frames, #state{machine = Machine} = State) ->
+    {Effects, Left} = weir_machine:take(Machine, Frames, weir_clock:now()),
+    take(Left, execute(Effects, State)).
+
+heard([], Heard) ->
+    Heard;
+heard([{From, Frame} | Frames], Heard) ->
+    {Count, Bytes} = maps:get(From, Heard, {0, 0}),
+    heard(Frames, Heard#{From => {Count + 1, Bytes + byte_size(Frame)}}).
 
 %% ---- members, limiters ----
 

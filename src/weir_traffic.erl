@@ -2,7 +2,7 @@
 %% @doc Frames and bytes to and from each other node, counted where they pass. The table belongs to the supervisor.
 -module(weir_traffic).
 
--export([make_table/0, count/3, heard/3, forget/1, all/0]).
+-export([make_table/0, count/3, heard/4, forget/1, all/0]).
 
 %% Where each stands in a node's row.
 -define(FRAMES_OUT, 2).
@@ -35,10 +35,10 @@ count(Node, dropped, Frames) -> add(Node, [{?DROPPED, Frames}]);
 count(Node, shed, Frames) -> add(Node, [{?SHED, Frames}]);
 count(Node, refused, Frames) -> add(Node, [{?REFUSED, Frames}]).
 
-%% @doc A frame of so many bytes came from a node, now.
--spec heard(node(), non_neg_integer(), Now :: non_neg_integer()) -> ok.
-heard(Node, Bytes, Now) ->
-    add(Node, [{?FRAMES_IN, 1}, {?BYTES_IN, Bytes}, {?HEARD, 0, -1, Now}]).
+%% @doc So many frames, of so many bytes together, came from a node, the last of them now.
+-spec heard(node(), pos_integer(), non_neg_integer(), Now :: non_neg_integer()) -> ok.
+heard(Node, Frames, Bytes, Now) ->
+    add(Node, [{?FRAMES_IN, Frames}, {?BYTES_IN, Bytes}, {?HEARD, 0, -1, Now}]).
 
 add(Node, Changes) ->
     _ = try ets:update_counter(?MODULE, Node, Changes, {Node, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})

@@ -12,7 +12,21 @@ suite() ->
     [{timetrap, {hours, 1}}].
 
 all() ->
-    [never_above_c_by_changes, never_above_c_by_pauses, above_c_by_what_was_under_way, bounded_by_faults].
+    [schedules_that_once_failed, never_above_c_by_changes, never_above_c_by_pauses, above_c_by_what_was_under_way, bounded_by_faults].
+
+%% ---- schedules that broke a law before the owners were mended
+
+schedules_that_once_failed(_) ->
+    [?assert(weir_owner_laws:holds(Law, weir_owner_laws:run(Setting#{law => Law}, Commands)), Name)
+     || {Name, Law, Setting, Commands} <- schedules()].
+
+schedules() ->
+    [{"a node that leaves isn't kept by those that it has said bye to",
+      faults, #{nodes => 2, delay => 100, seed => 7},
+      [join, {pause, 1, 2600}, {kill, 3}, {leave, 1}, join, join, join, {wait, 1}, {wait, 1}, {ask, 4, 2, 1}, join, {wait, 5},
+       {burst, 1, 2}]}].
+
+%% ---- properties
 
 never_above_c_by_changes(_) -> holds(weir_owner_laws:prop_changes()).
 never_above_c_by_pauses(_) -> holds(weir_owner_laws:prop_pauses()).

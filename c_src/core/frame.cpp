@@ -407,6 +407,19 @@ bool is_repair(std::span<const std::byte> frame) noexcept {
   return tag < kSized && tag != kHeartbeat && tag != kClaim && tag != kClaimAck && tag != kClaimDone;
 }
 
+std::optional<Subject> first_subject(std::span<const std::byte> frame) noexcept {
+  Reader in(frame);
+  in.byte();
+  in.varint();
+  const unsigned tag = in.more() ? in.byte() : 0;
+  if (tag < kRecord) return std::nullopt;
+  if ((tag & kRelayed) != 0) in.origin();
+  in.varint();
+  const Subject subject = read_subject(in, (tag & kVersioned) != 0);
+  if (in.error() != FrameError::none) return std::nullopt;
+  return subject;
+}
+
 RecordName record_name(std::span<const std::byte> record, const OriginId& sender) {
   Reader in(record);
   const unsigned tag = in.byte();

@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kDueMax = 4096;
 // A full table makes room by evicting the best of so many.
 constexpr std::size_t kEvictAmong = 32;
+// Of a frame's records, so many are fetched ahead.
+constexpr std::size_t kAhead = 16;
 constexpr std::size_t kAgingMax = std::size_t{1} << 22;
 constexpr Nanos kSecond{1'000'000'000};
 // A part of the share.
@@ -199,7 +201,7 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
   if (const auto* const request = std::get_if<Ask>(&event)) {
     ask(*request, now, effects);
   } else if (const auto* const frame = std::get_if<Arrival>(&event)) {
-    arrival(*frame, now, effects);
+    take(*frame, now, effects);
   } else if (const auto* const joined = std::get_if<Registered>(&event)) {
     add_member(joined->node, now);
   } else if (const auto* const left = std::get_if<Unregistered>(&event)) {
@@ -209,6 +211,10 @@ void Replica::step(const Event& event, Nanos now, Effects& effects) {
   } else {
     tick(now, effects);
   }
+  send_due(now, effects);
+}
+
+void Replica::send_due(Nanos now, Effects& effects) {
   if (flush_at_ <= now || due_.size() >= kDueMax) flush(now, effects);
   if (tells_.due()) tell(now, effects);
 }
@@ -674,7 +680,7 @@ void Replica::trim_others(Nanos now) {
 
 // Receiving.
 
-void Replica::arrival(const Arrival& arrival, Nanos now, Effects& effects) {
+void Replica::take(const Arrival& arrival, Nanos now, Effects& effects) {
   Peer* const peer = find(arrival.from);
   if (peer == nullptr) {
     ++stats_.refused;
@@ -700,7 +706,12 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
   const bool current = frame.incarnation == peer.incarnation;
   std::array<bool, std::variant_size_v<Item>> answered{};
   if (relays_ || !peer.passes.empty()) relayed_.emplace(self_.incarnation);
-  for (const Item& item : frame.items) {
+  for (std::size_t i = 0; i < frame.items.size(); ++i) {
+    if (i + kAhead < frame.items.size()) {
+      if (const auto* const next = std::get_if<RecordItem>(&frame.items[i + kAhead]))
+        prefetch(next->subject.limiter, next->subject.key);
+    }
+    const Item& item = frame.items[i];
     const bool births = std::holds_alternative<RecordItem>(item) || std::holds_alternative<ChunkItem>(item);
     if (!births && !current) continue;
     // Nobody asks twice in one frame: who does could have a little frame answered with many large ones.
@@ -872,15 +883,15 @@ void Replica::put_back(const Subject& subject, std::span<const Interval> births,
 }
 
 void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now) {
-  FrameWriter writer(0);
-  const std::size_t before = writer.size();
-  writer.record(item.origin, true, item.seq, item.subject, births);
-  others_.append(now, writer.since(before));
+  relay_.clear();
+  const std::size_t before = relay_.size();
+  relay_.record(item.origin, true, item.seq, item.subject, births);
+  others_.append(now, relay_.since(before));
   if (recent_ && recent_->origin == item.origin) recent_.reset();
   trim_others(now);
   // What doesn't fit will be asked for.
-  if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + writer.size() <= kFrameMax)
-    relayed_->raw(writer.since(before));
+  if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + relay_.size() <= kFrameMax)
+    relayed_->raw(relay_.since(before));
 }
 
 // Sending.

@@ -26,6 +26,10 @@ namespace {
 // looks at a 64th of the keys, may send the unsent births of all of them, and may copy the log.
 constexpr std::size_t kLargeFrame = 4096;
 constexpr std::size_t kManyKeys = 1024;
+// Of many frames, one call takes as many as come to a large one, each with so much on top of its bytes.
+constexpr std::size_t kFrameCost = 64;
+// Levels that are fetched ahead of being set.
+constexpr std::size_t kLevelsAhead = 8;
 constexpr std::size_t kLongLog = 16384;
 // Births that one step takes from the tables, about 50 ns each; what is left wakes the reader again.
 constexpr std::size_t kBirths = 2048;
@@ -371,9 +375,14 @@ bool take_births(Machine& machine, Nanos now) {
 
 // After it: what others' births have made of the levels.
 void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now, bool births) {
-  for (const Level& level : machine.replica.take_levels()) {
+  const std::vector<Level> levels = machine.replica.take_levels();
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const Level& level = levels[i];
     const Registry::Ref ref = state->registry.find_number(level.limiter);
-    if (ref) Registry::set_level(ref, level.key, level.tat, level.exactly, now);
+    if (!ref) continue;
+    // (Most are of one limiter.)
+    if (i + kLevelsAhead < levels.size()) std::as_const(*ref.limiter).table().prefetch(levels[i + kLevelsAhead].key);
+    Registry::set_level(ref, level.key, level.tat, level.exactly, now);
   }
   Replication& replication = state->registry.replication();
   replication.minority.store(machine.replica.minority(), std::memory_order_relaxed);
@@ -402,14 +411,14 @@ auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) 
   return result;
 }
 
+bool long_frame(std::span<const std::byte> frame) noexcept { return frame.size() > kLargeFrame || is_repair(frame); }
+
 bool long_step(const Event& event, const Machine& machine) noexcept {
   const Replica& replica = machine.replica;
   if (machine.rescan || replica.moves_segments()) return true;
   if (std::holds_alternative<Ask>(event)) return false;
   if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
-  if (const auto* const arrival = std::get_if<Arrival>(&event)) {
-    return arrival->frame.size() > kLargeFrame || is_repair(arrival->frame);
-  }
+  if (const auto* const arrival = std::get_if<Arrival>(&event)) return long_frame(arrival->frame);
   return replica.keys() > kManyKeys || replica.log_bytes() > kLongLog;
 }
 
@@ -442,6 +451,60 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
     }
   }
   return enif_schedule_nif(env, "replica_step", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<step>, argc, argv);
+}
+
+bool get_arrival(ErlNifEnv* env, ERL_NIF_TERM term, Arrival& arrival) noexcept {
+  int arity;
+  const ERL_NIF_TERM* parts;
+  std::string_view bytes;
+  if (!enif_get_tuple(env, term, &arity, &parts) || arity != 2 || !get_node(env, parts[0], arrival.from) ||
+      !get_bytes(env, parts[1], bytes))
+    return false;
+  arrival.frame = std::as_bytes(std::span(bytes));
+  return true;
+}
+
+// The frames of one call: from the front of `list`, which is what is left of it after that. A long frame is alone.
+// False if something isn't a frame.
+bool get_arrivals(ErlNifEnv* env, ERL_NIF_TERM& list, std::vector<Arrival>& arrivals) {
+  std::size_t cost = 0;
+  ERL_NIF_TERM head, tail;
+  for (; enif_get_list_cell(env, list, &head, &tail); list = tail) {
+    Arrival arrival;
+    if (!get_arrival(env, head, arrival)) return false;
+    cost += kFrameCost + arrival.frame.size();
+    if (!arrivals.empty() && (cost > kLargeFrame || long_frame(arrivals.back().frame) || long_frame(arrival.frame)))
+      return true;
+    arrivals.push_back(arrival);
+  }
+  return enif_is_empty_list(env, list);
+}
+
+// replica_take(Replica, [{From, Frame}], Now) -> {Effects, Left}: one step of as many of them as take some 100 us,
+// and the others. At least one is taken.
+ERL_NIF_TERM take(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
+  Machine* const machine = get_machine(env, argv[0]);
+  ERL_NIF_TERM left = argv[1];
+  std::vector<Arrival> arrivals;
+  Nanos now;
+  if (machine == nullptr || !get_arrivals(env, left, arrivals) || arrivals.empty() || !get_now(env, argv[2], now))
+    return enif_make_badarg(env);
+  const bool dirty = on_dirty_scheduler();
+  if (const Locked lock(*machine, dirty); lock && (dirty || !long_step(arrivals.front(), *machine))) {
+    machine->effects.clear();
+    const std::int64_t start = enif_monotonic_time(ERL_NIF_NSEC);
+    const ERL_NIF_TERM effects = between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
+      for (const Arrival& arrival : arrivals) {
+        if (const auto subject = first_subject(arrival.frame)) replica.prefetch(subject->limiter, subject->key);
+      }
+      for (const Arrival& arrival : arrivals) replica.take(arrival, time, machine->effects);
+      replica.send_due(time, machine->effects);
+      return make_effects(env, machine->effects);
+    });
+    if (!dirty) consume_timeslice(env, enif_monotonic_time(ERL_NIF_NSEC) - start);
+    return enif_make_tuple2(env, effects, left);
+  }
+  return enif_schedule_nif(env, "replica_take", ERL_NIF_DIRTY_JOB_CPU_BOUND, guarded<take>, argc, argv);
 }
 
 bool get_terms(ErlNifEnv* env, ERL_NIF_TERM term, ReplicatedTerms& terms) noexcept {
@@ -699,9 +762,10 @@ bool open_replica_type(ErlNifEnv* env, ErlNifResourceFlags flags) noexcept {
   return replica_type != nullptr;
 }
 
-const std::array<ErlNifFunc, 21> replica_functions = {{
+const std::array<ErlNifFunc, 22> replica_functions = {{
     {"replica_new", 8, guarded<create>, 0},
     {"replica_step", 3, guarded<step>, 0},
+    {"replica_take", 3, guarded<take>, 0},
     {"replica_put_limiter", 4, guarded<with_machine<put_limiter>>, ERL_NIF_DIRTY_JOB_CPU_BOUND},
     {"replica_wake", 1, guarded<with_machine<wake>>, 0},
     {"replica_intervals", 4, guarded<with_machine<intervals>>, 0},

@@ -218,6 +218,9 @@ FrameError decode(std::span<const std::byte> bytes, NodeId sender, Frame& frame)
 // such a frame the answer may be long.
 bool is_repair(std::span<const std::byte> frame) noexcept;
 
+// Whom a frame's first item is of, if that is a record: to fetch the key ahead. The frame may be malformed.
+std::optional<Subject> first_subject(std::span<const std::byte> frame) noexcept;
+
 // Encodes a frame, item by item.
 class FrameWriter {
  public:
@@ -251,6 +254,8 @@ class FrameWriter {
   bool empty() const noexcept { return bytes_.size() == header_; }
   std::size_t size() const noexcept { return bytes_.size(); }
   Bytes take();
+  // Begins again, in the same memory. REQUIRES: nothing was taken.
+  void clear() noexcept { bytes_.resize(header_); }
 
  private:
   void byte(unsigned value) { bytes_.push_back(static_cast<std::byte>(value)); }

@@ -183,6 +183,10 @@ class Replica final : public Machine {
   bool minority() const noexcept { return 2 * live() <= registered(); }
 
   void step(const Event& event, Nanos now, Effects& effects) override;
+  // A step of many frames, in its parts: each is taken, then what has become due is sent. A malformed one is counted,
+  // and does nothing.
+  void take(const Arrival& arrival, Nanos now, Effects& effects);
+  void send_due(Nanos now, Effects& effects);
   Nanos wake() const noexcept override;
   bool quiet() const noexcept override;
   Held held() const override;
@@ -354,7 +358,6 @@ class Replica final : public Machine {
   Overshoot overshoot(const Limiter& limiter, const KeyState& state, Nanos now) const;
   void note_overshoot(const Limiter& limiter, const KeyState& state, Nanos now);
 
-  void arrival(const Arrival& arrival, Nanos now, Effects& effects);
   void apply_items(Peer& peer, const Frame& frame, std::span<const std::byte> bytes, Nanos now, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now);
   bool is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now);
@@ -567,6 +570,7 @@ class Replica final : public Machine {
 
   Frame frame_;                         // what arrived, decoded
   std::optional<FrameWriter> relayed_;  // what is to be passed on
+  FrameWriter relay_{0};                // scratch: one record as others would be sent it
   ReplicaStats stats_;
 };
 

@@ -450,12 +450,20 @@ TEST_CASE("a logged record knows its name, a frame what it is for", "[frame]") {
     const RecordName name = record_name(writer.since(before), self);
     CHECK(name.origin == (relayed ? other : self));
     CHECK(name.seq == 300);
-    CHECK_FALSE(is_repair(writer.take()));
+    const Bytes frame = writer.take();
+    CHECK_FALSE(is_repair(frame));
+    CHECK(first_subject(frame) == Subject{{1}, 1, {9}});
+    // Cut short before the key's end, it has none.
+    const std::size_t births = frame.size() - 9;
+    for (std::size_t size = 0; size < frame.size(); ++size)
+      CHECK(first_subject(std::span(frame).first(size)).has_value() == (size >= births));
   }
   const auto repairs = [](const auto& item) {
     FrameWriter writer(1);
     writer.put(item);
-    return is_repair(writer.take());
+    const Bytes frame = writer.take();
+    CHECK_FALSE(first_subject(frame));
+    return is_repair(frame);
   };
   CHECK_FALSE(repairs(HeartbeatItem{}));
   CHECK_FALSE(repairs(ClaimItem{}));

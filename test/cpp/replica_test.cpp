@@ -798,4 +798,48 @@ TEST_CASE("bytes per key that was admitted once, on the node and on those that h
   CHECK(told.replica.held().state - nothing <= kMany * 290 / 10 + (std::size_t{9} << 17));
 }
 
+TEST_CASE("of many frames each is taken as if alone, and what they make due is sent together", "[replica]") {
+  const auto frames_of = [](Told& told) {
+    // Five own births of each key are less than a share, until others have admitted 80 of 100.
+    for (const KeyHash key : {KeyHash{7}, KeyHash{8}}) {
+      REQUIRE(told.asks(key, {5}));
+      REQUIRE(told.effects.sends.empty());
+    }
+    std::vector<Bytes> frames;
+    for (std::uint64_t seq = 1; seq <= 2; ++seq) {
+      FrameWriter writer(1);
+      const Interval births{told.now, {80}};
+      writer.record({{1}, 1}, false, seq, {kLimiter, 1, {6 + seq}}, {&births, 1});
+      frames.push_back(writer.take());
+    }
+    frames.insert(frames.begin() + 1, Bytes(3, std::byte{0xff}));
+    frames.push_back(frames.front());
+    return frames;
+  };
+  const auto at_once = [](ReplicaConfig& config) { config.coalesce_most = {0}; };
+  Told one(terms(100, ms(1'000'000)), at_once);
+  std::size_t sent = 0;
+  for (const Bytes& frame : frames_of(one)) {
+    one.step(Arrival{{1}, frame});
+    sent += one.effects.frames.size();
+  }
+  CHECK(sent == 2);
+  Told many(terms(100, ms(1'000'000)), at_once);
+  const std::vector<Bytes> frames = frames_of(many);
+  many.effects.clear();
+  for (const Bytes& frame : frames) many.replica.take({{1}, frame}, many.now, many.effects);
+  CHECK(many.effects.sends.empty());
+  many.replica.send_due(many.now, many.effects);
+  CHECK(many.effects.frames.size() == 1);
+  CHECK(many.effects.sends.size() == 3);
+  for (const Told* const told : {&one, &many}) {
+    CHECK(told->published({7}) == 85);
+    CHECK(told->published({8}) == 85);
+    const ReplicaStats stats = told->replica.stats();
+    CHECK(stats.records_applied == 2);
+    CHECK(stats.duplicates == 1);
+    CHECK(stats.malformed == 1);
+  }
+}
+
 }  // namespace weir::test

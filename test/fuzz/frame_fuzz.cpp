@@ -41,6 +41,7 @@ void check_decoding(std::span<const std::byte> bytes) {
   require(decode(writer.take(), kSender, again) == FrameError::none);
   require(test::same(frame, again));
   is_repair(bytes);
+  first_subject(bytes);
 }
 
 class Input {
