@@ -49,6 +49,21 @@ bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noe
          });
 }
 
+bool Replica::Floor::divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept {
+  const std::uint64_t begin = std::max(from, upto_of(origin));
+  if (begin >= to) return false;
+  std::uint64_t covered = begin - from;
+  for (const NackItem& late : beyond) {
+    if (late.origin != origin) continue;
+    for (const Range& range : late.ranges) {
+      const std::uint64_t first = std::max(range.first, begin + 1);
+      const std::uint64_t last = std::min(range.last, to);
+      if (first <= last) covered += last - first + 1;
+    }
+  }
+  return covered != 0 && covered != to - from;
+}
+
 bool Replica::Floor::operator==(const Floor& other) const noexcept {
   return upto == other.upto &&
          std::equal(beyond.begin(), beyond.end(), other.beyond.begin(), other.beyond.end(),

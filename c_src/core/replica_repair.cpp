@@ -338,11 +338,9 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     return;
   }
   const auto inside = [&](const Range& range) { return range.first <= item.to; };
-  const auto half_covered = [&](const auto& floor) {
-    return floor.second.covers(id, item.from + 1) && !floor.second.covers(id, item.to);
-  };
+  const auto divided = [&](const auto& floor) { return floor.second.divides(id, item.from, item.to); };
   if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
-      std::any_of(floors_.begin(), floors_.end(), half_covered)) {
+      std::any_of(floors_.begin(), floors_.end(), divided)) {
     start_copy(peer.node, origin, now, effects);
     return;
   }

@@ -292,6 +292,8 @@ class Replica final : public Machine {
     // Whether it covers that record or a later one.
     bool reaches(const OriginId& origin, std::uint64_t seq) const noexcept;
     bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
+    // Whether it covers some of the records (from, to], and not all of them.
+    bool divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept;
     bool operator==(const Floor& other) const noexcept;
   };
   using Floors = std::map<std::uint8_t, Floor>;  // by segment
