@@ -723,7 +723,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const beat = std::get_if<HeartbeatItem>(&item)) {
       apply(peer, *beat, now);
     } else if (const auto* const nack = std::get_if<NackItem>(&item)) {
-      apply(peer, *nack, effects);
+      apply(peer, *nack, now, effects);
     } else if (const auto* const gone = std::get_if<GoneItem>(&item)) {
       apply(peer, *gone, now, effects);
     } else if (const auto* const vector = std::get_if<VectorItem>(&item)) {

@@ -107,6 +107,7 @@ bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
     peer.acked = 0;
     peer.owed = 0;
     peer.given = 0;
+    peer.chunks.clear();
     peer.spared = 0;
     peer.unheard.clear();
     peer.behind = false;

@@ -20,6 +20,8 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 constexpr std::uint32_t kAskMost = 16;
 // Bytes of chunks that one question is answered with, at most one chunk more: the rest is asked for when these came.
 constexpr std::size_t kSupplyMost = 2'000'000;
+// A chunk that was given is not given again for so long and two round trips.
+constexpr Nanos kChunkAgain{1'000'000'000};
 // After so many questions to a live origin every other one goes to another node.
 constexpr std::uint32_t kInVain = 4;
 // What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
@@ -107,10 +109,10 @@ void Replica::repair(Nanos now, Effects& effects) {
   }
 }
 
-void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
+void Replica::apply(Peer& peer, const NackItem& item, Nanos now, Effects& effects) {
   FrameWriter frame(self_.incarnation);
   if (item.origin == self_) {
-    supply(peer, item.ranges, frame, effects);
+    supply(peer, item.ranges, now, frame, effects);
     send_to(peer.node, frame, Traffic::repair, effects);
     return;
   }
@@ -140,7 +142,7 @@ void Replica::apply(Peer& peer, const NackItem& item, Effects& effects) {
 
 // Own records of these ranges, the last of them perhaps a little further: one by one, or as the chunk that starts where
 // they end.
-void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects) {
+void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects) {
   std::vector<std::pair<std::uint64_t, std::span<const std::byte>>> records;
   history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) {
     if (contains(ranges, seq)) records.emplace_back(seq, record);
@@ -150,12 +152,17 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
   std::size_t supplied = 0;
   for (const Range& range : ranges) {
     const std::uint64_t to = std::min(range.last, history_.head());
-    for (at = std::max(at, range.first - 1); at < to; ++stats_.repaired) {
+    for (at = std::max(at, range.first - 1); at < to;) {
       if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
       while (next != records.end() && next->first <= at) ++next;
       // Who lacks a part of a chunk only can't take the whole.
       const bool single = next != records.end() && next->first == at + 1;
       if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
+        if (is_on_its_way(peer, *piece, now)) {
+          at = piece->to;
+          if ((supplied += piece->bytes) > kSupplyMost) return;
+          continue;
+        }
         FrameWriter chunk(self_.incarnation);
         chunk.chunk(piece->from, piece->to, piece->size());
         for (const auto& [subject, mark] : piece->resets) chunk.entry(subject, {&mark, 1});
@@ -167,6 +174,8 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
           supplied += chunk.size();
           send_to(peer.node, chunk, Traffic::repair, effects);
           piece->supplied = true;
+          peer.chunks.emplace_back(piece->from, now);
+          ++stats_.repaired;
           at = piece->to;
           if (supplied > kSupplyMost) return;
           continue;
@@ -177,9 +186,18 @@ void Replica::supply(const Peer& peer, std::span<const Range> ranges, FrameWrite
         return;
       }
       frame.raw(next->second);
+      ++stats_.repaired;
       at = next->first;
     }
   }
+}
+
+// Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
+bool Replica::is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const {
+  const Nanos patience{kChunkAgain.v + 4 * delay_.v};
+  std::erase_if(peer.chunks, [&](const auto& given) { return now - given.second > patience; });
+  return std::any_of(peer.chunks.begin(), peer.chunks.end(),
+                     [&](const auto& given) { return given.first == piece.from; });
 }
 
 void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
@@ -227,7 +245,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
       if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
       const Range lacks{entry.upto + 1, peer.caught};
-      supply(peer, {&lacks, 1}, frame, effects);
+      supply(peer, {&lacks, 1}, now, frame, effects);
       send_to(peer.node, frame, Traffic::repair, effects);
       continue;
     }

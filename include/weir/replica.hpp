@@ -242,10 +242,11 @@ class Replica final : public Machine {
     bool timed = false;
     Nanos offset;
     Nanos round_trip;
-    Nanos copied;                 // when it last was given segments of a copy,
-    std::uint64_t given = 0;      // which (those of a moment ago aren't given twice),
-    std::uint64_t owed = 0;       // and which it waits for
-    std::vector<NodeId> unheard;  // of the members: those that it doesn't hear, it said
+    Nanos copied;                                         // when it last was given segments of a copy,
+    std::uint64_t given = 0;                              // which (those of a moment ago aren't given twice),
+    std::uint64_t owed = 0;                               // and which it waits for
+    std::vector<std::pair<std::uint64_t, Nanos>> chunks;  // it was given lately, by what they follow, and when
+    std::vector<NodeId> unheard;                          // of the members: those that it doesn't hear, it said
     Nanos unheard_at;
     std::vector<NodeId> passes;  // live peers that its records reach through this node only
     std::uint64_t served() const noexcept { return std::max(acked, spared); }
@@ -405,8 +406,9 @@ class Replica final : public Machine {
   void repair(Nanos now, Effects& effects);
   void try_again(Origin& origin, Nanos now) noexcept;
   Peer* whom_to_ask(const Origin& origin, Nanos now);
-  void apply(Peer& peer, const NackItem& item, Effects& effects);
-  void supply(const Peer& peer, std::span<const Range> ranges, FrameWriter& frame, Effects& effects);
+  void apply(Peer& peer, const NackItem& item, Nanos now, Effects& effects);
+  void supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects);
+  bool is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const;
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
   std::vector<NackItem> beyond() const;
   void send_vector(const Peer& peer, bool answer, Effects& effects);

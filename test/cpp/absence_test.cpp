@@ -5,6 +5,7 @@
 #include "births.hpp"
 #include "catch.hpp"
 #include "cluster.hpp"
+#include "told.hpp"
 #include "weir/replica.hpp"
 
 namespace weir::test {
@@ -47,6 +48,7 @@ void admit_on_both_sides(Cluster& cluster, std::uint64_t keys) {
   }
   cluster.run_for(ms(500));
   cluster.heal();
+  cluster.sent.clear();
   cluster.run_for(ms(60'000));
 }
 
@@ -63,6 +65,40 @@ TEST_CASE("both sides of a long partition with many keys know all births afterwa
     CHECK(cluster.at(node).stats().lost_own_records == 0);
     CHECK(cluster.at(node).stats().chunks_applied > 2);
   }
+}
+
+TEST_CASE("a chunk that is on its way is not sent again", "[replica][absence]") {
+  constexpr std::uint64_t kKeys = 40'000;
+  constexpr std::uint64_t kEntry = 21;  // bytes
+  Cluster cluster(4, {Policy{{200}, {kDay.v / 200}}});
+  cluster.network.delay = ms(GENERATE(1, 100));
+  admit_on_both_sides(cluster, kKeys);
+  CHECK(lacking(cluster, kKeys, {280}) == 0);
+  // Each node has told two others of all keys. (The margin is for vectors and digests.)
+  const std::uint64_t told = 4 * 2 * kKeys * kEntry;
+  CAPTURE(static_cast<double>(cluster.sent[Traffic::repair].bytes) / static_cast<double>(told));
+  CHECK(cluster.sent[Traffic::repair].bytes < told + told / 5);
+}
+
+TEST_CASE("a question is answered with two megabytes at most while chunks are on their way", "[replica][absence]") {
+  ReplicatedTerms how = terms(200, {kDay.v / 200});
+  how.flush_after = ms(1);
+  Told told(how);
+  told.pass(ms(5000));  // nobody is heard
+  REQUIRE(told.replica.live() == 1);
+  for (std::uint64_t i = 0; i < 150'000; ++i) told.asks(nth(i));
+  told.pass(ms(100));
+  told.hear_beat(1, 1);
+  const auto ask = [&] {
+    told.hear(1, 1, NackItem{{{0}, 1}, {{1, 150'000}}});
+    return told.sent_bytes();
+  };
+  std::size_t sent = 0;
+  for (int i = 0; i < 5; ++i) sent += ask();
+  CHECK(sent > 2'000'000);
+  CHECK(sent < 3'000'000);  // one chunk more at most
+  told.pass(ms(1500), 1);
+  CHECK(ask() > 2'000'000);  // they may be lost
 }
 
 TEST_CASE("past the limit of keys the births of those beyond it are lost, and counted, and no others",
