@@ -18,6 +18,9 @@ constexpr std::size_t kEvictAmong = 32;
 constexpr std::size_t kAhead = 16;
 constexpr std::size_t kAgingMax = std::size_t{1} << 22;
 constexpr Nanos kSecond{1'000'000'000};
+// Births of limiters that aren't known yet: so many, for so long. After that they were of one that was deleted.
+constexpr std::size_t kEarlyMost = 4096;
+constexpr Nanos kEarlyAge{10'000'000'000};
 // A part of the share.
 constexpr double kFar = 8;
 
@@ -90,6 +93,7 @@ void Replica::put_limiter(LimiterId id, const ReplicatedTerms& terms, Nanos now,
     }
     limiters_.add(id.v, [&](std::uint16_t slot) { return Limiter{id, {slot}, terms}; });
     unshelve(id, now);
+    count_early(id, now);
     return;
   }
   if (terms.version <= had->terms.version) return;
@@ -137,6 +141,7 @@ void Replica::push(Nanos now, Effects& effects) {
 
 void Replica::drop_limiter(LimiterId id) {
   shelf_.drop(id);
+  std::erase_if(early_, [&](const Admission& birth) { return birth.limiter == id; });
   tells_.forget_limiter(id);
   estates_.erase_if([&](const Estates::Place& place, const Estates::Copy&) { return place.limiter == id; });
   const Limiter* const its = limiter(id);
@@ -359,7 +364,11 @@ bool Replica::is_far(const Limiter& limiter, const KeyState& state, Tokens hits,
 void Replica::admitted(const Admission& admission, Nanos now) {
   const Limiter* const its = limiter(admission.limiter);
   if (its == nullptr) {
-    ++stats_.refused;
+    if (early_.size() == kEarlyMost) {
+      early_.pop_front();
+      ++stats_.refused;
+    }
+    early_.push_back(admission);
     return;
   }
   const KeyState state = admit(*its, admission.key, admission.hits, std::min(admission.time, now));
@@ -369,6 +378,12 @@ void Replica::admitted(const Admission& admission, Nanos now) {
   const bool carrying = carried_at_.v != 0 && now - carried_at_ < IntervalSet::horizon(its->terms.policy);
   const Nanos tat = state.tat(its->terms.policy);
   if (tat > admission.tat || (carrying && tat != admission.tat)) tell_level(*its, admission.key, state, now, false);
+}
+
+void Replica::count_early(LimiterId id, Nanos now) {
+  for (const Admission& birth : std::exchange(early_, {})) {
+    birth.limiter == id ? admitted(birth, now) : early_.push_back(birth);
+  }
 }
 
 void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
@@ -656,6 +671,7 @@ void Replica::sweep(Nanos now) {
       return its == nullptr || entry.second < now - IntervalSet::horizon(its->terms.policy);
     });
   }
+  stats_.refused += std::erase_if(early_, [&](const Admission& birth) { return birth.time < now - kEarlyAge; });
   trim_others(now);
   const auto policy_of = [&](const Subject& subject) {
     const Limiter* const its = limiter(subject.limiter);

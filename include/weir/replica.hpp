@@ -41,6 +41,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -168,6 +169,7 @@ class Replica final : public Machine {
   // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
   // its way, counts in these levels; lowered, they may miss births that were admitted in the moment before, until the
   // key's next birth.
+  // Of a limiter that isn't known yet (tables know it a moment before) they wait for it, some of them.
   void admitted(const Admission& admission, Nanos now);
   // Brings into the cache what `admitted` of this key will look at, and changes nothing: for a batch of births, before
   // the first is told.
@@ -367,6 +369,7 @@ class Replica final : public Machine {
   void take_in(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt);
   void put_back(const Subject& subject, std::span<const Interval> births, Nanos now, Receipt receipt);
   void unshelve(LimiterId id, Nanos now);
+  void count_early(LimiterId id, Nanos now);
   void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
   std::uint64_t stable() const noexcept;
@@ -522,7 +525,8 @@ class Replica final : public Machine {
   Journal others_;
   Shelf shelf_;
 
-  std::vector<Key> due_;  // keys whose unsent goes with the next frame
+  std::deque<Admission> early_;  // of limiters that aren't known yet, at most kEarlyMost
+  std::vector<Key> due_;         // keys whose unsent goes with the next frame
   Nanos flush_at_ = kNever;
   // When to look at a key for flush_after, the earliest first.
   std::priority_queue<std::pair<Nanos, Key>, std::vector<std::pair<Nanos, Key>>, std::greater<>> aging_;

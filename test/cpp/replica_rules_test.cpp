@@ -47,6 +47,25 @@ TEST_CASE("a claim brings the asker's unsent births, its acknowledgement those o
   CHECK(told.replica.unsent(kLimiter, kKey).empty());
 }
 
+TEST_CASE("births that a table admitted before the limiter was put here are told", "[replica]") {
+  Told told(terms(1000, ms(3'600'000)));
+  const LimiterId late{7};
+  for (int i = 0; i < 5000; ++i)
+    told.replica.admitted({late, {static_cast<std::uint64_t>(i % 1024) << 50 | 1}, {3}, told.now, {0}}, told.now);
+  told.pass(ms(1000));
+  SECTION("the last ones, if there are many") {
+    told.put(late, terms(1000, ms(3'600'000)));
+    CHECK(told.replica.keys() == 1024);  // of 4096 births
+    CHECK(told.replica.unsent(late, {1}).weight() == Tokens{3 * 4});
+    CHECK(told.replica.stats().refused == 5000 - 4096);
+  }
+  SECTION("not those of one that was dropped, or of long ago") {
+    GENERATE(0, 1) == 0 ? told.replica.drop_limiter(late) : told.pass(ms(12'000), 1);
+    told.put(late, terms(1000, ms(3'600'000)));
+    CHECK(told.replica.keys() == 0);
+  }
+}
+
 TEST_CASE("of two claims the older one is admitted, and the birth comes with its end", "[replica][claims]") {
   Told told(claiming());
   const bool mine_is_older = GENERATE(true, false);
