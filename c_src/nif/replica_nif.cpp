@@ -309,11 +309,9 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
   if (arity < 2 || !get_node(env, parts[1], node)) return false;
   if (ErlNifUInt64 run; parts[0] == atoms.incarnation && arity == 3 && enif_get_uint64(env, parts[2], &run)) {
     event = Introduced{node, run};
-  } else if (arity != 2) {
-    return false;
-  } else if (parts[0] == atoms.registered) {
+  } else if (parts[0] == atoms.registered && arity == 2) {
     event = Registered{node};
-  } else if (parts[0] == atoms.unregistered) {
+  } else if (parts[0] == atoms.unregistered && arity == 2) {
     event = Unregistered{node};
   } else {
     return false;
