@@ -114,7 +114,7 @@ does_not_grow(Turn) ->
                end,
     Before = Resident(5),
     After = Resident(20),
-    ct:pal("after twenty turns more: ~b bytes more are resident", [After - Before]),
+    io:format("after twenty turns more: ~b bytes more are resident~n", [After - Before]),
     %% (-2.7 to -1 million were seen.)
     ?assertMatch({B, A} when A - B < 5000000, {Before, After}).
 
