@@ -376,6 +376,7 @@ void Replica::admitted(const Admission& admission, Nanos now) {
   // While keys are carried it may also have known more: then the birth came under a hash that was carried before it, or
   // a level was corrected without it.
   const bool carrying = carried_at_.v != 0 && now - carried_at_ < IntervalSet::horizon(its->terms.policy);
+  note_overshoot(*its, state, now);  // others' births may have come before those of a ring
   const Nanos tat = state.tat(its->terms.policy);
   if (tat > admission.tat || (carrying && tat != admission.tat)) tell_level(*its, admission.key, state, now, false);
 }

@@ -66,6 +66,21 @@ TEST_CASE("births that a table admitted before the limiter was put here are told
   }
 }
 
+TEST_CASE("how far a limit was exceeded is noted, whichever births are heard of last", "[replica]") {
+  Told told(terms(10, ms(3'600'000)));
+  told.hear_beat(1, 1);
+  const auto here = [&] { told.replica.admitted({kLimiter, kKey, {4}, told.now, {0}}, told.now); };
+  const auto there = [&] { told.hear_record(1, {{1}, 1}, 1, kKey, 9); };
+  if (GENERATE(false, true)) {
+    here();
+    there();
+  } else {
+    there();
+    here();
+  }
+  CHECK(told.replica.most_exceeded(kLimiter).exceeded == Tokens{3});
+}
+
 TEST_CASE("of two claims the older one is admitted, and the birth comes with its end", "[replica][claims]") {
   Told told(claiming());
   const bool mine_is_older = GENERATE(true, false);
