@@ -425,7 +425,8 @@ RecordName record_name(std::span<const std::byte> record, const OriginId& sender
   const unsigned tag = in.byte();
   const OriginId origin = (tag & kRelayed) != 0 ? in.origin() : sender;
   const std::uint64_t seq = in.varint();
-  return {origin, seq, read_subject(in, (tag & kVersioned) != 0).key};
+  const Subject subject = read_subject(in, (tag & kVersioned) != 0);
+  return {origin, seq, subject.limiter, subject.key};
 }
 
 FrameWriter::FrameWriter(std::uint64_t incarnation) {

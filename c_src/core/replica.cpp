@@ -24,10 +24,11 @@ constexpr Nanos kEarlyAge{10'000'000'000};
 // A part of the share.
 constexpr double kFar = 8;
 
-// Whether the answer may be much longer than the item.
+// Whether the answer may be much longer than the item, or the work.
 bool is_question(const Item& item) noexcept {
   return std::holds_alternative<NackItem>(item) || std::holds_alternative<VectorItem>(item) ||
-         std::holds_alternative<DigestItem>(item) || std::holds_alternative<CopyRequestItem>(item);
+         std::holds_alternative<DigestItem>(item) || std::holds_alternative<CopyRequestItem>(item) ||
+         std::holds_alternative<TellItem>(item) || std::holds_alternative<RetellItem>(item);
 }
 
 // No two nodes, nor two runs of one, may have their keys in the same order (see keys.hpp).
@@ -659,6 +660,7 @@ bool Replica::keep_key(KeyState state, Nanos now) {
 
 void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
+  recent_.clear();
   keys_.sweep(sweep_next_, [&](KeyState state) { return keep_key(state, now); });
   keys_.fit(sweep_next_);
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
@@ -691,7 +693,9 @@ void Replica::trim_others(Nanos now) {
     const Peer* const peer = find(name.origin.node);
     const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
     if (!past && origin != nullptr && (awaited || name.seq > origin->stable)) return;
-    if (recent_ && recent_->origin == name.origin) recent_.reset();
+    if (const auto at = recent_.find(name.origin); at != recent_.end()) {
+      at->second.remove(name.seq, {name.limiter.v, name.key.v});
+    }
   }
 }
 
@@ -904,7 +908,10 @@ void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::spa
   const std::size_t before = relay_.size();
   relay_.record(item.origin, true, item.seq, item.subject, births);
   others_.append(now, relay_.since(before));
-  if (recent_ && recent_->origin == item.origin) recent_.reset();
+  if (const auto at = recent_.find(item.origin); at != recent_.end()) {
+    const bool is_births = !reset_time(item.subject.key, births) && !is_estate(births);
+    at->second.add(item.seq, {item.subject.limiter.v, item.subject.key.v}, is_births);
+  }
   trim_others(now);
   // What doesn't fit will be asked for.
   if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + relay_.size() <= kFrameMax)

@@ -73,6 +73,7 @@ void Replica::carry(const Carry& carry, Nanos now) {
     if (was.has_unsent() && tells_.find({carry.limiter.v, carry.before.v}) != nullptr) {
       emit(*its, was, now, numbered_);
       flush_at_ = now;
+      if (numbered_.size() > kFrameTarget) numbered_ = FrameWriter(self_.incarnation);  // these will be asked for
     }
     state = take_over(*its, was, carry.key, now);
   }

@@ -683,7 +683,7 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
 // Others' records that the copy lacks: the donor may never get them, if their origin is dead.
 void Replica::add_others(Peer& donor, Nanos now) {
   const Journal kept = std::exchange(others_, Journal{});
-  recent_.reset();
+  recent_.clear();
   kept.for_each([&](const Journal::Entry& entry) {
     const RecordName name = record_name(entry.bytes, self_);
     const Origin* const origin = origins_.find(name.origin);

@@ -182,27 +182,35 @@ bool Replica::may_have_applied(const OriginId& id, const Key& key, std::uint64_t
     if (range.last >= position) seen += range.last - std::max(range.first, position) + 1;
   }
   if (seen == 0) return false;
-  if (!recent_ || recent_->origin != id) {
-    recent_ = Recent{id, {}, {}};
-    others_.for_each([&](const Journal::Entry& entry) {
-      const RecordName name = record_name(entry.bytes, self_);
-      if (name.origin != id) return;
-      recent_->seqs.push_back(name.seq);
-      const Frame frame = framed(entry.bytes);
-      const auto& item = std::get<RecordItem>(frame.items.front());
-      const auto births = frame.set(item.set);
-      if (reset_time(item.subject.key, births) || is_estate(births)) return;
-      recent_->births_of.push_back({{item.subject.limiter.v, item.subject.key.v}, name.seq});
-    });
-    std::sort(recent_->seqs.begin(), recent_->seqs.end());
-    std::sort(recent_->births_of.begin(), recent_->births_of.end());
-  }
-  const auto& seqs = recent_->seqs;
-  const auto logged = seqs.end() - std::lower_bound(seqs.begin(), seqs.end(), position);
+  const Recent& log = recent(id);
+  const auto logged = log.seqs.end() - std::lower_bound(log.seqs.begin(), log.seqs.end(), position);
   if (static_cast<std::uint64_t>(logged) < seen) return true;
-  const auto& of = recent_->births_of;
-  const auto later = std::lower_bound(of.begin(), of.end(), std::pair{key, position});
-  return later != of.end() && later->first == key;
+  const auto last = log.last.find(key);
+  return last != log.last.end() && last->second >= position;
+}
+
+Replica::Recent& Replica::recent(const OriginId& id) {
+  const auto [at, fresh] = recent_.try_emplace(id);
+  if (!fresh) return at->second;
+  others_.for_each([&](const Journal::Entry& entry) {
+    const RecordName name = record_name(entry.bytes, self_);
+    if (name.origin != id) return;
+    const Frame frame = framed(entry.bytes);
+    const auto births = frame.set(std::get<RecordItem>(frame.items.front()).set);
+    at->second.add(name.seq, {name.limiter.v, name.key.v}, !reset_time(name.key, births) && !is_estate(births));
+  });
+  return at->second;
+}
+
+void Replica::Recent::add(std::uint64_t seq, const Key& key, bool births) {
+  seqs.insert(std::upper_bound(seqs.begin(), seqs.end(), seq), seq);
+  if (births) last[key] = std::max(last[key], seq);
+}
+
+void Replica::Recent::remove(std::uint64_t seq, const Key& key) {
+  const auto at = std::lower_bound(seqs.begin(), seqs.end(), seq);
+  if (at != seqs.end() && *at == seq) seqs.erase(at);
+  if (const auto of = last.find(key); of != last.end() && of->second == seq) last.erase(of);
 }
 
 // A copy of another's unsent births came: by a tell, or (`counted`) by an estate.

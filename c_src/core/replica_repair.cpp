@@ -20,8 +20,8 @@ constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 constexpr std::uint32_t kAskMost = 16;
 // Bytes of chunks that one question is answered with, at most one chunk more: the rest is asked for when these came.
 constexpr std::size_t kSupplyMost = 2'000'000;
-// A chunk that was given is not given again for so long and two round trips.
-constexpr Nanos kChunkAgain{1'000'000'000};
+// A chunk that was given is not given again for so long and a round trip: twice what who lacks it waits at first.
+constexpr Nanos kChunkAgain{100'000'000};
 // After so many questions to a live origin every other one goes to another node.
 constexpr std::uint32_t kInVain = 4;
 // What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
@@ -194,7 +194,7 @@ void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, Frame
 
 // Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
 bool Replica::is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const {
-  const Nanos patience{kChunkAgain.v + 4 * delay_.v};
+  const Nanos patience{kChunkAgain.v + 2 * delay_.v};
   std::erase_if(peer.chunks, [&](const auto& given) { return now - given.second > patience; });
   return std::any_of(peer.chunks.begin(), peer.chunks.end(),
                      [&](const auto& given) { return given.first == piece.from; });

@@ -132,6 +132,9 @@ class Estates {
 class Tells {
  public:
   using Key = std::pair<std::uint32_t, std::uint64_t>;  // limiter, key
+  struct Hash {
+    std::size_t operator()(const Key& key) const noexcept { return key.second ^ key.first * 0x9e3779b97f4a7c15u; }
+  };
   struct Told {
     std::uint64_t first = 0;  // the number of the tell that told the whole
     Tokens weight;            // of its unsent births the oldest so many are told; 0: the whole goes with the next tell
@@ -159,10 +162,6 @@ class Tells {
   std::size_t held() const noexcept;
 
  private:
-  struct Hash {
-    std::size_t operator()(const Key& key) const noexcept { return key.second ^ key.first * 0x9e3779b97f4a7c15u; }
-  };
-
   std::size_t most_;
   std::uint64_t made_ = 0;
   std::unordered_map<Key, Told, Hash> told_;

@@ -205,6 +205,7 @@ struct Frame {
 struct RecordName {
   OriginId origin;
   std::uint64_t seq = 0;
+  LimiterId limiter;
   KeyHash key;
 };
 RecordName record_name(std::span<const std::byte> record, const OriginId& sender);

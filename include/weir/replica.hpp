@@ -330,6 +330,14 @@ class Replica final : public Machine {
     Floors true_for;
   };
 
+  // The records of an origin that are in `others_`.
+  struct Recent {
+    std::vector<std::uint64_t> seqs;                           // ascending
+    std::unordered_map<Key, std::uint64_t, Tells::Hash> last;  // of each key the last record of its births
+    void add(std::uint64_t seq, const Key& key, bool births);
+    void remove(std::uint64_t seq, const Key& key);
+  };
+
   // How births came: as news, some time late, or in a copy.
   enum class Receipt : std::uint8_t { news, repair, copy };
 
@@ -469,6 +477,7 @@ class Replica final : public Machine {
   void apply(const Peer& peer, const Frame& frame, const TellItem& item, Nanos now, Effects& effects);
   void apply(const RetellItem& item, Nanos now);
   bool may_have_applied(const OriginId& origin, const Key& key, std::uint64_t position);
+  Recent& recent(const OriginId& origin);
   void inherit(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void hold(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void end_copy_of(const OriginId& origin, std::uint64_t seq, const Subject& subject, std::span<const Interval> births,
@@ -557,14 +566,8 @@ class Replica final : public Machine {
   Tells tells_;
   OriginId buddy_;  // who is told; of incarnation 0: nobody
   Nanos tell_at_ = kNever;
-  // The records of one origin that are in `others_`, as long as none comes or goes.
-  struct Recent {
-    OriginId origin;
-    std::vector<std::uint64_t> seqs;                       // ascending
-    std::vector<std::pair<Key, std::uint64_t>> births_of;  // by key, and the last record of its births
-  };
-  std::optional<Recent> recent_;
-  FrameWriter numbered_;  // records that were numbered outside of a step
+  std::map<OriginId, Recent> recent_;  // of those that were asked for since the last sweep
+  FrameWriter numbered_;               // records that were numbered outside of a step
 
   Nanos heartbeat_at_;
   Nanos sweep_at_;
