@@ -51,7 +51,8 @@
 %% Until a hello is said again to a node that reads nothing.
 -define(AGAIN_MS, 200).
 -define(CHECK_MS, 1000).
-%% Between two hellos to a member, one drawn by chance: what some have missed, as that a node left, reaches all.
+%% Between two hellos to a member, one drawn by chance: what some have missed, as that a node left, reaches all. And to one of
+%% those that are away though they are connected.
 -define(GREET_MS, 5000).
 %% How long a node's leaving is remembered, so that nobody who missed it brings the node back; and of how many, the last.
 -define(KEEP_LEFT_MS, 86400000).
@@ -252,6 +253,8 @@ init([]) ->
             _ = erlang:send_after(?START_MS, self(), started),
             {ok, started(say_hello(Nodes, State#state{awaited = maps:from_list([{Node, true} || Node <- Nodes])}))};
         _ ->
+            %% (The process before may have ended when it had taken another run, and hadn't said so.)
+            ok = weir_replica:renew(),
             {ok, missed(say_hello(Nodes, State))}
     end.
 
@@ -306,12 +309,17 @@ handle_info({hello, Node}, State) ->
     {noreply, say_hello([Node], State)};
 handle_info(greet, State) ->
     _ = erlang:send_after(?GREET_MS, self(), greet),
-    {noreply, say_hello(one_of(connected()), State)};
+    {noreply, say_hello(one_of(connected()) ++ one_of(silent()), State)};
 handle_info(check, State) ->
     _ = erlang:send_after(?CHECK_MS, self(), check),
     {noreply, check(missed(named(State)))};
 handle_info(_, State) ->
     {noreply, State}.
+
+%% Members that are away though there is a connection: weir has ended there, or one of the two missed the other's hello.
+silent() ->
+    Up = maps:from_list([{Node, up} || Node <- nodes()]),
+    [Node || Node <- away(), is_map_key(Node, Up)].
 
 one_of([]) -> [];
 one_of(Nodes) -> [lists:nth(rand:uniform(length(Nodes)), Nodes)].
@@ -681,9 +689,12 @@ watch(Node, #state{watched = Watched, monitors = Monitors} = State) ->
             State
     end.
 
+%% The process that follows it there says hello, and that may have come before this message, as signals of two processes have no
+%% order. So this node says hello as well: if somebody is there, it answers, and is watched again.
 down(Monitor, #state{monitors = Monitors, watched = Watched} = State) when is_map_key(Monitor, Monitors) ->
     {Node, Rest} = maps:take(Monitor, Monitors),
-    went_away(Node, awaited(Node, State#state{monitors = Rest, watched = maps:remove(Node, Watched)}));
+    Gone = went_away(Node, awaited(Node, State#state{monitors = Rest, watched = maps:remove(Node, Watched)})),
+    say_hello([Node || is_member(Node), lists:member(Node, nodes())], Gone);
 down(_Monitor, State) ->
     State.
 

@@ -136,19 +136,28 @@ init([]) ->
     _ = erlang:send_after(?LOSSES_MS, self(), losses),
     #{incarnation := Incarnation, joining := Joining} = weir_members:start(),
     case {weir_machine:attached(), weir_members:machine()} of
-        {{ok, Machine}, Incarnation} -> {ok, taken(Machine)};
-        {_, none} -> {ok, made(Incarnation, Joining)};
-        {_, _} -> {ok, made(Incarnation, true)}
+        {{ok, Machine}, Incarnation} -> {ok, taken(Machine, #{})};
+        {_, none} -> {ok, made(Incarnation, Joining, #{})};
+        {_, _} -> {ok, made(Incarnation, true, #{})}
     end.
 
 %% Who asks at this moment gets no answer in time, and decides alone.
-renewed(Incarnation, #state{peers = Peers} = State) ->
-    _ = [true = unlink(Peer) andalso exit(Peer, kill) || {_, Peer} <- maps:values(Peers)],
-    _ = cancel(State),
-    made(Incarnation, true).
+%%
+%% What the machine before had not sent, the next one doesn't know: it is sent now, by the run that it belongs to. The senders stay,
+%% so that it goes before what the next run says; but not under another name of this node.
+renewed(Incarnation, #state{self = Self} = State) ->
+    #state{peers = Peers} = Pushed = push(State),
+    _ = cancel(Pushed),
+    Kept = case weir_members:node_id(node()) of
+               Self -> Peers;
+               _ ->
+                   _ = [true = unlink(Peer) andalso exit(Peer, kill) || {_, Peer} <- maps:values(Peers)],
+                   #{}
+           end,
+    made(Incarnation, true, Kept).
 
 %% Limiters that change meanwhile are brought by the registry once the machine is attached, or found there after that.
-made(Incarnation, Joining) ->
+made(Incarnation, Joining, Peers) ->
     Self = weir_members:node_id(node()),
     {ok, Options} = weir_cluster_options:get(),
     Machine = weir_machine:new(maps:merge(weir_cluster_options:machine(Options),
@@ -156,10 +165,10 @@ made(Incarnation, Joining) ->
                                             incarnation => Incarnation, joining => Joining andalso weir_members:others() =/= [],
                                             seed => Self, start => weir_clock:now()})),
     ok = weir_members:machine(Incarnation),
-    taken(Machine).
+    taken(Machine, Peers).
 
-taken(Machine) ->
-    State = #state{machine = Machine},
+taken(Machine, Peers) ->
+    State = #state{machine = Machine, peers = Peers},
     Limited = lists:foldl(fun put_limiter/2, State, weir_registry:entries()),
     ok = attach(Machine),
     Members = lists:foldl(fun({Node, _}, S) -> add(Node, S) end, Limited, weir_members:others()),

@@ -124,8 +124,10 @@ join(Peer, Others) ->
 
 %% All are connected members of all, and take part in each other's limits.
 see_each_other(Peers) ->
-    wait_until({see_each_other, [P#peer.node || P <- Peers]},
-               fun() -> lists:all(fun(P) -> sees(P, Peers) end, Peers) end).
+    try wait_until(see_each_other, fun() -> lists:all(fun(P) -> sees(P, Peers) end, Peers) end)
+    catch error:{never_came_true, see_each_other} ->
+            error({never_see_each_other, [{P#peer.node, machine_live(P), call(P, weir_members, status, [])} || P <- Peers]})
+    end.
 
 sees(Peer, Peers) ->
     Members = members(Peer),

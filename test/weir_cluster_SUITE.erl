@@ -202,7 +202,7 @@ later_incarnation(_) ->
          {ok, _} = call(A, application, ensure_all_started, [weir]),
          _ = call(A, net_kernel, connect_node, [node_of(B)]),
          see_each_other(Peers),
-         %% (What the machine before had not sent is gone with it.)
+         %% (What is admitted at the moment when one machine follows the other, neither tells.)
          wait_until(later, fun() -> #{incarnation := Later} = status(A), Later > Run andalso call(A, weir_members, machine, []) =:= Later end),
          ok = put_everywhere(Peers, login, ?SLOW),
          _ = limited(Peers, login, {key, Run}, ?C),
