@@ -46,7 +46,7 @@ check: ## what CI runs: tests, formats, linters, xref, Dialyzer, sanitizers, fuz
 	@scripts/check.sh
 
 .PHONY: check-long
-check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, two releases, aarch64, musl, the NIF under ASan, mutants
+check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, the clock, two releases, aarch64, musl, the NIF under ASan, mutants, a soak
 	@scripts/bootstrap.sh long
 	@scripts/check.sh long
 
@@ -54,6 +54,11 @@ check-long: ## check, at length: 10,000 cases a property, 10 minutes a fuzzer, t
 mutants: ## break weir on purpose, fault by fault, and see whether the tests notice (test/mutants): some half an hour
 	@scripts/bootstrap.sh test
 	@scripts/mutants.sh
+
+.PHONY: soak
+soak: ## five nodes for an hour (SOAK_MINUTES), a million keys, faults all the time: memory, leaks, overshoot
+	@scripts/bootstrap.sh test
+	@scripts/check.sh soak
 
 .PHONY: bench
 bench: ## benchmarks, beside the usual alternatives

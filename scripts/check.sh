@@ -4,13 +4,14 @@
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
 #   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall versions aarch64 musl nif_asan
-#                                   mutants
+#                                   mutants soak
 #   scripts/check.sh fmt            formats the C++ in place
 #
 # Environment
 #   FUZZ_SECONDS   for each fuzzer (10; long: 600)       CLOCK_SECONDS  for the clock (5; long: 60)
 #   WEIR_CASES     cases of each property (long: 10000)  WEIR_JOBS      parallel compilers (one a core)
 #   WEIR_ROUNDS    of several faults at once on nodes (10; long: 100)
+#   SOAK_MINUTES   of the soak (60)
 #   TSAN_TESTS     the Catch2 tests to run under ThreadSanitizer ([threads])
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -164,6 +165,16 @@ check_versions() {
   SUITES_IN=test/long suites "$lib" weir_versions_SUITE erl -pa "$root/_build/test/lib/weir/ebin"
 }
 
+# Five nodes for an hour, with a million keys, faults all the time, and a link that flaps: memory, leaks, and what is admitted.
+# WEIR_EBIN: of another version of weir that is to be looked at.
+check_soak() {
+  local lib=$root/_build/soak
+  rebar3 as test compile
+  mkdir -p "$lib/ebin"
+  erlc -Werror +debug_info -o "$lib/ebin" test/weir_{test,cluster,cluster_SUITE,nemesis_SUITE,rounds}.erl test/long/weir_soak_load.erl
+  SUITES_IN=test/long suites "$lib" weir_soak_SUITE erl -pa "${WEIR_EBIN:-$root/_build/test/lib/weir/ebin}"
+}
+
 # The NIF for musl, the C library of Alpine's images, in an emulator for musl: it is loaded, decides, and passes the suites
 # that need no NIF but weir's own and no other program of this machine.
 check_musl() {
@@ -190,7 +201,7 @@ if [ $# = 0 ]; then
   names=("${all[@]}")
 elif [ "$1" = long ]; then
   export WEIR_CASES=${WEIR_CASES:-10000} WEIR_ROUNDS=${WEIR_ROUNDS:-100} FUZZ_SECONDS=${FUZZ_SECONDS:-600} CLOCK_SECONDS=${CLOCK_SECONDS:-60} WEIR_LONG=1
-  names=("${all[@]}" clock stall versions aarch64 musl nif_asan mutants)
+  names=("${all[@]}" clock stall versions aarch64 musl nif_asan mutants soak)
 fi
 
 for name in "${names[@]}"; do

@@ -8,13 +8,13 @@
 -include_lib("stdlib/include/assert.hrl").
 
 %% Nodes.
--export([start/1, start/2, add/2, add/3, stop/1, stop_node/1, kill/1, terminate/1, suspend/1, resume/1, restart/2, options/2,
-         node_of/1, call/4, eval/2]).
+-export([start/1, start/2, add/2, add/3, stop/1, stop_node/1, kill/1, terminate/1, suspend/1, resume/1, restart/2, options/1,
+         options/2, node_of/1, call/4, eval/2]).
 %% Links.
 -export([join/1, join/2, cut/2, heal/2, see_each_other/1]).
 %% Deciding.
 -export([checks/4, everywhere/4, admitted/1, denied_by_all/3, members/1, machine_live/1]).
--export([wait_until/2]).
+-export([wait_until/2, wait_until/3]).
 %% On the nodes.
 -export([ask_many/3, os_pid/0, counts/0]).
 
@@ -100,7 +100,9 @@ resume(#peer{os_pid = Pid}) ->
 restart(#peer{name = Name, args = Options}, Others) ->
     add(Others, Name, Options).
 
-%% The options that it is to be restarted with.
+%% The options that it was started with, and those that it is to be restarted with.
+options(#peer{args = Options}) -> Options.
+
 options(Peer, Options) -> Peer#peer{args = Options}.
 
 node_of(#peer{node = Node}) -> Node.
