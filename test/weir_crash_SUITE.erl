@@ -55,7 +55,10 @@ run_is_not_told(Config) ->
     true = call(A, erlang, exit, [call(A, erlang, whereis, [weir_members]), kill]),
     wait_until(renewed, fun() -> call(A, weir_members, machine, []) =:= Run + 1 end),
     see_each_other(Peers),
-    wait_until(told, fun() -> #{members := #{} = Of} = call(B, weir_members, status, []), Run + 1 =:= maps:get(incarnation, maps:get(node_of(A), Of)) end).
+    wait_until(told, fun() ->
+                             #{members := Members} = call(B, weir_members, status, []),
+                             Run + 1 =:= maps:get(incarnation, maps:get(node_of(A), Members))
+                     end).
 
 %% A node that hears of a later run of its own begins that one: what the machine before had not sent is told, once. One token of each
 %% key is less than what a node tells its neighbour for the case of its death.
