@@ -68,7 +68,7 @@ unsent_of_the_run_before(Config) ->
     #{incarnation := Run} = call(A, weir_members, status, []),
     ok = call(A, ?MODULE, one_of_each, []),
     ?assertEqual([?C], left_on(B)),
-    _ = call(B, ?MODULE, heard_of_run, [node_of(A), Run + 1000]),
+    ok = heard_of_run(B, A, Run + 1000),
     told_once(Peers, Run + 1001).
 
 %% The same, but it is alone as yet, and hears of the later run from the first node that it meets.
@@ -81,7 +81,7 @@ admitted_alone_in_the_run_before(Config) ->
     ok = put_everywhere(A, [A]),
     #{incarnation := Run} = call(A, weir_members, status, []),
     ok = call(A, ?MODULE, one_of_each, []),
-    _ = call(B, ?MODULE, heard_of_run, [node_of(A), Run + 1000]),
+    ok = heard_of_run(B, A, Run + 1000),
     _ = call(A, net_kernel, connect_node, [node_of(B)]),
     told_once(Peers, Run + 1001).
 
@@ -90,6 +90,10 @@ put_everywhere(Peer, Peers) ->
     wait_until(limiter, fun() -> lists:all(fun(P) -> is_map_key(<<"login">>, call(P, weir, limiters, [])) end, Peers) end),
     %% Tables have it a moment before machines do.
     lists:foreach(fun(P) -> call(P, sys, get_state, [weir_registry]) end, Peers).
+
+%% As another run of that node would have said it. (With what this run puts into its frames: they are taken by what it had said.)
+heard_of_run(Peer, Of, Run) ->
+    call(Peer, ?MODULE, says_hello, [node_of(Of), Run, call(Of, weir_members, token, [node_of(Peer)])]).
 
 %% All know one token of each key, and no more when nothing is on its way.
 told_once([A | _] = Peers, Run) ->
@@ -122,10 +126,11 @@ without_name() ->
 end_weir() ->
     exit(whereis(weir_sup), kill).
 
-heard_of_run(Node, Run) ->
+says_hello(Node, Run, Token) ->
     Hello = #{node => Node, id => weir_members:node_id(Node), incarnation => Run, secret => ets:lookup_element(weir_members, secret, 2),
-              yours => 0, members => [], left => []},
-    weir_members ! {weir_members, 1, hello, Hello}.
+              yours => 0, members => [], left => [], versions => weir_hello:versions(), features => [], token => Token},
+    weir_members ! {weir_members, weir_hello:envelope(), hello, Hello},
+    ok.
 
 one_of_each() ->
     [{allow, _} = weir:check(login, {key, I}) || I <- lists:seq(1, ?KEYS)],
