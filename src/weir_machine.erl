@@ -54,7 +54,7 @@
                 {tell_window, 1000000, 100000000}]).
 -define(LIMITS, [{max_keys, 1, 1 bsl 22}, {max_parked, 0, 1 bsl 20}, {max_claims, 0, 1024},
                  {max_resets, 0, 1 bsl 16}, {max_shelved, 0, 1 bsl 20}, {max_tells, 0, 1 bsl 16}, {max_estates, 0, 1 bsl 16},
-                 {log_bytes, 0, 1 bsl 20}, {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 18},
+                 {log_bytes, 0, 1 bsl 20}, {others_bytes, 0, 1 bsl 20}, {pinned_bytes, 0, 1 bsl 20},
                  {piece_keys, 0, 1 bsl 20}, {pieces, 1, 256}]).
 -define(OTHERS, [self, members, start, neighbours, incarnation, joining, seed]).
 -define(TERMS, [capacity, interval_ns, version, partition, large_hits, flush_after, claim_timeout]).

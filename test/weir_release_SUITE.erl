@@ -114,8 +114,9 @@ linked(Binary) ->
 release(Config) ->
     ?config(release, Config).
 
+%% (Tests that run under nohup have SIGHUP ignored, and so would weir.)
 start_weir(Config, Env) ->
-    start(filename:join([release(Config), "bin", "weir"]), [], Env).
+    start(os:find_executable("env"), ["--default-signal=HUP", filename:join([release(Config), "bin", "weir"])], Env).
 
 start(Command, Args, Env) ->
     open_port({spawn_executable, Command}, [{args, Args}, {env, Env}, exit_status, stderr_to_stdout, binary, hide]).

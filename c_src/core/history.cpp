@@ -77,7 +77,9 @@ void History::append(Nanos now, std::span<const std::byte> record, bool keep, co
                      const Subject& subject, const IntervalSet& births) {
   if (keep) {
     log_.append(now, record);
-    for (; log_.bytes() > limits_.log_bytes; ++dropped_) log_.pop_front();
+    for (; log_.bytes() > limits_.log_bytes; log_.pop_front()) {
+      if (record_name(log_.front().bytes, self_).seq > all_) ++dropped_;
+    }
   }
   if (open_) fold(policy, subject, births);
 }
@@ -245,8 +247,9 @@ void History::begin_piece() {
   add_piece(head_);
 }
 
-void History::forget(std::uint64_t all, std::uint64_t away) {
-  while (!log_.empty() && record_name(log_.front().bytes, self_).seq <= all) log_.pop_front();
+void History::forget(std::uint64_t all, std::uint64_t away, std::uint64_t log) {
+  all_ = all;
+  while (!log_.empty() && record_name(log_.front().bytes, self_).seq <= log) log_.pop_front();
   while (!pinned_.empty() && pinned_.begin()->first <= away) {
     pinned_bytes_ -= pinned_.begin()->second.size();
     pinned_.erase(pinned_.begin());

@@ -124,7 +124,7 @@ void Replica::tick(Nanos now, Effects& effects) {
     check_life(now);
     find_passes(now);
     heartbeats(now, effects);
-    forget_history();
+    forget_history(now);
     collect(now);
     find_buddy(now);
     tell_estimates(now);
@@ -157,13 +157,14 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
   for (const Peer& peer : peers_) {
     if (!peer.live && unheard.nodes.size() < kVectorMax) unheard.nodes.push_back(peer.node);
   }
+  heads_ = {heads_.back(), history_.head()};
   for (const Peer& peer : peers_) {
     HeartbeatItem beat;
     beat.sent = now;
     beat.echo = peer.echo;
     beat.held = peer.echo.v == 0 ? Nanos{0} : now - peer.echo_at;
     beat.head = history_.head();
-    beat.stable = stable();
+    beat.stable = stable(now);
     beat.receiver_incarnation = peer.incarnation;
     const Origin* const theirs = origins_.find({peer.node, peer.incarnation});
     beat.ack = theirs == nullptr ? 0 : theirs->upto;
@@ -364,31 +365,36 @@ void Replica::remove_member(NodeId node, Nanos now) {
   std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
   measure(now);
   if (live_ == members_.size()) drop_shadows(now);
-  forget_history();
+  forget_history(now);
   news(now, true);  // its last records may have reached only some
 }
 
-// Up to where all live peers have this node's records.
-std::uint64_t Replica::stable() const noexcept {
+// Up to where all have this node's records whose absence, if there is one, is a short one as yet. (What comes between
+// the last that a peer heard and the first that others pass on to it is to be found there, or here one by one: in the
+// middle of a piece it would have to copy the whole state.)
+std::uint64_t Replica::stable(Nanos now) const noexcept {
   std::uint64_t least = history_.head();
   for (const Peer& peer : peers_) {
-    if (peer.live) least = std::min(least, peer.served());
+    if (peer.live || now - peer.away_since < config_.keep_others) least = std::min(least, peer.served());
   }
   return least;
 }
 
 // What everyone has, nobody asks for again.
-void Replica::forget_history() {
+void Replica::forget_history(Nanos now) {
   if (copy_) return;           // it may be true for less than its donor has acknowledged since
   if (peers_.empty()) return;  // nobody has anything
+  std::uint64_t all = history_.head();
   std::uint64_t away = UINT64_MAX;
   bool any_away = false;
   for (const Peer& peer : peers_) {
+    if (peer.live) all = std::min(all, peer.served());
     if (peer.behind) away = std::min(away, peer.served());
     any_away = any_away || !peer.live;
   }
   if (!any_away) history_.end_piece();
-  history_.forget(stable(), away);
+  // What is passed on to a peer that is away comes to it a little later than to others.
+  history_.forget(all, away, any_away ? std::min(stable(now), heads_.front()) : all);
 }
 
 // Whether a run can be over, as a copy says. A run that is heard, or one of tomorrow, is not.

@@ -133,9 +133,9 @@ void Replica::apply(Peer& peer, const NackItem& item, Nanos now, Effects& effect
                        [&](const Range& asked) { return asked.first <= late.last && late.first <= asked.last; });
   };
   if (!found && origin->upto >= item.ranges.front().first) {
-    frame.put(GoneItem{item.origin, origin->upto});
+    frame.put(GoneItem{item.origin, std::min(origin->upto, item.ranges.back().last)});
   } else if (!found && std::any_of(origin->beyond.begin(), origin->beyond.end(), has)) {
-    frame.put(GoneItem{item.origin, origin->beyond.back().last});
+    frame.put(GoneItem{item.origin, std::min(origin->beyond.back().last, item.ranges.back().last)});
   }
   send_to(peer.node, frame, Traffic::repair, effects);
 }
@@ -182,7 +182,7 @@ void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, Frame
         }
       }
       if (!single) {
-        frame.put(GoneItem{self_, history_.head()});
+        frame.put(GoneItem{self_, to});  // (not more: who has them by now doesn't need any)
         return;
       }
       frame.raw(next->second);
@@ -204,6 +204,11 @@ void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effect
   Origin* const origin = origins_.find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
   if (origin->held_off && peer.quarantined) return;  // its state is of the same clock
+  const Peer* const itself = find(item.origin.node);
+  if (itself != nullptr && itself != &peer && itself->incarnation == item.origin.incarnation &&
+      (itself->live || now - itself->away_since < config_.keep_others)) {
+    return;  // it may have them one by one
+  }
   note(*origin, item.upto, peer.node, now, {0});
   start_copy(peer.node, *origin, now, effects);
 }
@@ -237,6 +242,20 @@ void Replica::send_vector(const Peer& peer, bool answer, Effects& effects) {
   send_to(peer.node, frame, Traffic::repair, effects);
 }
 
+// What who sent this vector lacks of a run up to `last`.
+std::vector<Range> Replica::lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last) {
+  Origin there;
+  there.advance(has.upto);
+  for (const NackItem& late : vector.beyond) {
+    if (late.origin != has.origin) continue;
+    for (const Range& range : late.ranges) there.mark(range);
+  }
+  there.known = last;
+  std::vector<Range> ranges = there.missing();
+  std::erase_if(ranges, [&](const Range& range) { return range.first > last; });
+  return ranges;
+}
+
 void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
   bool supplied = false;
   for (const VectorEntry& entry : item.entries) {
@@ -244,8 +263,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
       peer.acked = std::min(entry.upto, history_.head());
       if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
-      const Range lacks{entry.upto + 1, peer.caught};
-      supply(peer, {&lacks, 1}, now, frame, effects);
+      supply(peer, lacks(entry, item, peer.caught), now, frame, effects);
       send_to(peer.node, frame, Traffic::repair, effects);
       continue;
     }
@@ -359,7 +377,11 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   const auto divided = [&](const auto& floor) { return floor.second.divides(id, item.from, item.to); };
   if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
       std::any_of(floors_.begin(), floors_.end(), divided)) {
-    start_copy(peer.node, origin, now, effects);
+    // A part of it is here, or on its way by another node. What is missing may be there one by one: it is asked for
+    // before the whole state is.
+    if (std::exchange(origin.unfit, item.from) != item.from) origin.unfit_at = now;
+    if (now - origin.unfit_at > kChunkAgain + Nanos{2 * delay_.v}) return start_copy(peer.node, origin, now, effects);
+    note(origin, item.to, peer.node, now, {0});
     return;
   }
   Nanos last;

@@ -4,8 +4,9 @@
 //
 //   History   a node's own records:
 //
-//             log      the last ones, one by one, until all live peers have them            <= kLogMax bytes
-//             pinned   those in the log when a peer went away, of which it may lack some    <= kPinnedMax bytes
+//             log      the last ones, one by one, until all live peers have them and, of    <= log_bytes
+//                      those just lost from sight, perhaps a moment longer
+//             pinned   those in the log when a peer went away, of which it may lack some    <= pinned_bytes
 //             pieces   births emitted while any peer was away, folded by key; a new piece   <= piece_keys keys in all,
 //                      begins when another peer goes, or one comes back, or the last one       pieces
 //                      is as long as a frame may be
@@ -42,7 +43,7 @@ namespace weir {
 struct HistoryLimits {
   std::size_t log_bytes = std::size_t{1} << 20;
   std::size_t others_bytes = std::size_t{1} << 20;
-  std::size_t pinned_bytes = std::size_t{1} << 18;
+  std::size_t pinned_bytes = std::size_t{1} << 20;
   std::size_t piece_keys = std::size_t{1} << 20;
   std::size_t pieces = 256;
 };
@@ -132,8 +133,9 @@ class History {
   // `policy_of` a subject is null if nothing is known of that limiter, or of that version of it.
   void tidy(const std::function<const Policy*(const Subject&)>& policy_of, Nanos now);
   // All live peers have what is up to `all`; those that are away or catching up have what is up to `away` (no one away:
-  // UINT64_MAX).
-  void forget(std::uint64_t all, std::uint64_t away);
+  // UINT64_MAX). What is past `log` stays in the log while there is room.
+  void forget(std::uint64_t all, std::uint64_t away, std::uint64_t log);
+  void forget(std::uint64_t all, std::uint64_t away) { forget(all, away, all); }
 
   // The piece that starts after record `upto`; null if there is none, or no more.
   const Piece* piece_from(std::uint64_t upto) const noexcept;
@@ -158,6 +160,7 @@ class History {
   OriginId self_;
   HistoryLimits limits_;
   std::uint64_t head_ = 0;
+  std::uint64_t all_ = 0;      // as forget() was told
   std::uint64_t dropped_ = 0;  // records and pieces that went because of a limit
   std::size_t keys_ = 0;       // in the pieces
   std::size_t next_tidied_ = 0;

@@ -26,6 +26,7 @@ inline constexpr std::size_t kBeyondMax = 256;
 inline constexpr std::uint64_t kNumbersAhead = std::uint64_t{1} << 20;
 
 struct Origin {
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   OriginId id;
   std::uint64_t upto = 0;
   std::uint64_t known = 0;    // the highest number that is known to exist
@@ -35,9 +36,11 @@ struct Origin {
   NodeId via;                 // who told of it last
   Nanos repair_at = kNever;   // when to ask for what is missing
   std::uint32_t attempts = 0;
-  bool given_up = false;      // nobody who can be reached has what is missing
-  bool held_off = false;      // what is missing was refused, as from the future: it is tried one record at a time
-  Nanos dead_since = kNever;  // its node has a later incarnation, or has left
+  bool given_up = false;        // nobody who can be reached has what is missing
+  bool held_off = false;        // what is missing was refused, as from the future: it is tried one record at a time
+  std::uint64_t unfit = kNone;  // a chunk of which a part is here already, by what it follows,
+  Nanos unfit_at;               // and when it came first
+  Nanos dead_since = kNever;    // its node has a later incarnation, or has left
 
   bool seen(std::uint64_t seq) const noexcept;
   // Notes that `seq` was applied. False if it was seen before, or if there is no room to remember it.

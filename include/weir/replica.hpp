@@ -20,8 +20,7 @@
 //             folded into one chunk an absence. When it is back both exchange vectors at once. What is gone from the
 //             logs is made good by a state copy.
 //   estate    what a node hasn't sent of its hot keys it tells the next live node, which publishes it in its place if
-//   it
-//             dies (estate.hpp).
+//             it dies (estate.hpp).
 //   join      a later incarnation of a node copies all segments from a peer, each with the vector it is true for.
 //   forget    runs that are over, or whose node was removed, are refused once they are forgotten: a node that
 //             comes back after that comes as a later incarnation, and incarnations of a node ascend.
@@ -93,7 +92,9 @@ struct ReplicaConfig {
   Nanos heartbeat_interval{500'000'000};
   Nanos peer_timeout{2'000'000'000};
   Nanos forget_after{3'600'000'000'000};
-  Nanos keep_others{5'000'000'000};    // others' records, until their origin says that all have them; longer never
+  // Others' records, until their origin says that all have them, longer never; own ones for who was just lost from
+  // sight.
+  Nanos keep_others{5'000'000'000};
   Nanos future_bound{10'000'000'000};  // births further ahead put their origin into quarantine
   Nanos coalesce_most{20'000'000};
   Nanos long_delay{20'000'000};  // from here on, what is on its way is estimated
@@ -380,7 +381,7 @@ class Replica final : public Machine {
   void count_early(LimiterId id, Nanos now);
   void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
-  std::uint64_t stable() const noexcept;
+  std::uint64_t stable(Nanos now) const noexcept;
 
   // replica_peers.cpp: signs of life, membership
   Peer* find(NodeId node) noexcept;
@@ -404,7 +405,7 @@ class Replica final : public Machine {
   void came_back(Peer& peer, Nanos now, Effects& effects);
   void add_member(NodeId node, Nanos now);
   void remove_member(NodeId node, Nanos now);
-  void forget_history();
+  void forget_history(Nanos now);
   void collect(Nanos now);
   static void begin_quarantine(Peer& peer, Nanos now) noexcept;
   void end_quarantine(Peer& peer, Nanos now);
@@ -422,6 +423,7 @@ class Replica final : public Machine {
   bool is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const;
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
   std::vector<NackItem> beyond() const;
+  static std::vector<Range> lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last);
   void send_vector(const Peer& peer, bool answer, Effects& effects);
   void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
   DigestItem digest(Nanos now) const;
@@ -570,6 +572,7 @@ class Replica final : public Machine {
   FrameWriter numbered_;               // records that were numbered outside of a step
 
   Nanos heartbeat_at_;
+  std::array<std::uint64_t, 2> heads_{};  // of this node's records, at the last heartbeats
   Nanos sweep_at_;
   std::size_t sweep_next_ = 0;
   Nanos repair_at_ = kNever;

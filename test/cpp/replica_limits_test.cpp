@@ -485,14 +485,28 @@ TEST_CASE("a chunk whose births a segment has already counts in the others only"
   CHECK(told.replica.stats().chunks_applied == 1);
 }
 
-TEST_CASE("a chunk of which a segment has a part is not taken: a copy is", "[replica][limits][copy]") {
+TEST_CASE("a chunk of which a segment has a part is not taken: its records are asked for, then a copy",
+          "[replica][limits][copy]") {
   Told told(terms(100, ms(1000)));
   copy_unlike_segments(told);
   told.pass(ms(2000), 1);  // one follows another at a distance
   hear_chunk(told, 3, 0, 4, {kFirst, kLast});
   CHECK(told.published(kFirst) == 0);
   CHECK(told.published(kLast) == 0);
-  CHECK(told.replica.copying());
+  CHECK_FALSE(told.replica.copying());
+  // There by themselves they fit.
+  const auto asks = [&] { return count_items<NackItem>(told.effects) != 0; };
+  for (int i = 0; i < 20 && !asks(); ++i) told.pass(ms(1));
+  CHECK(asks());
+  SECTION("one that comes at once was on its way") {
+    hear_chunk(told, 3, 0, 4, {kFirst, kLast});
+    CHECK_FALSE(told.replica.copying());
+  }
+  SECTION("one that comes instead of them says that there is nothing else") {
+    told.pass(ms(300), 1);
+    hear_chunk(told, 3, 0, 4, {kFirst, kLast});
+    CHECK(told.replica.copying());
+  }
 }
 
 TEST_CASE("one question is answered with so many chunks, and the next one with the rest", "[replica][limits]") {

@@ -245,7 +245,7 @@ TEST_CASE("a reset reaches a node that was away, by a chunk or by a copy", "[rep
   for (std::uint64_t i = 0; i < 20; ++i) cluster.ask(0, key_of(i), {10});
   cluster.run_for(ms(100));
   REQUIRE(cluster.admits(1, kKey, {5}));
-  cluster.run_for(ms(1000));
+  cluster.run_for(ms(8000));  // until the records are there no more one by one
   cluster.heal();
   cluster.run_for(ms(30'000));
   CHECK((cluster.at(3).stats().copies > 0) == by_copy);
