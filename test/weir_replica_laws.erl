@@ -7,8 +7,8 @@
 %%              admitted
 %%   ends       after the last fault all live nodes come to rest within a bounded time, and then send signs of life only
 %%   same       they then hold the same published births, unless a node had to let go of own ones for a copy (about one in ten
-%%              thousand of these schedules then ends with a node that still has them, decision 0007), or a record of a node that
-%%              crashed is in no log any more
+%%              thousand of these schedules then ends with a node that still has them, decision 0007), or births of a node that
+%%              crashed can be had from nobody any more
 %%   complete   of what nodes admitted that did not crash nothing is missing: it is published or still unsent, and with
 %%              flush_after it is published. Births of a crashed node may be missing, and records that were counted as lost
 %%              because a log was cut short
@@ -214,16 +214,16 @@ neighbours([_ | Later] = Nodes) -> lists:zip(lists:droplast(Nodes), Later).
 alike(Type, Limiters, {Limiter, _} = Subject, Node, Other, C) ->
     Type:same(maps:get(Limiter, Limiters), published(Node, Subject, C), published(Other, Subject, C)).
 
-%% Of a run that crashed there is a record that no log has, as logs are cut short. Who has its births may have them from a copy of one
-%% segment, which is true for more than the others are; who asks for the record asks in vain.
-went_with_its_node(#{limits := roomy}, _Subject, _C) ->
-    false;
-went_with_its_node(_Setting, Subject, C) ->
-    Vectors = [weir_machine:vector(?CLUSTER:machine(N, C)) || N <- ?CLUSTER:nodes(C)],
+%% Of a run that crashed some births are where no other node can get them any more: a record that no log has, as logs are cut short, or
+%% a part of a copy whose donor died, where nobody else could give one. Who has them in one segment is right, and the others can't know.
+went_with_its_node(#{limits := Limits}, Subject, C) ->
     Admitted = maps:get(Subject, ?CLUSTER:births(C)),
+    Vectors = [weir_machine:vector(?CLUSTER:machine(N, C)) || N <- ?CLUSTER:nodes(C)],
+    Abandoned = lists:any(fun(N) -> maps:get(copies_abandoned, stats(N, C)) > 0 end, ?CLUSTER:nodes(C)),
+    Gone = fun(Last) -> Limits =/= roomy andalso not lists:any(fun(Vector) -> lists:member(Last, Vector) end, Vectors) end,
     lists:any(fun({Node, Incarnation, #{records_sent := Sent}}) ->
                       lists:any(fun({By, In, _, _}) -> {By, In} =:= {Node, Incarnation} end, Admitted)
-                          andalso not lists:any(fun(Vector) -> lists:member({Node, Incarnation, Sent}, Vector) end, Vectors)
+                          andalso (Abandoned orelse Gone({Node, Incarnation, Sent}))
               end, ?CLUSTER:crashed(C)).
 
 %% All that was sent is signs of life, and all that was published stays.
