@@ -708,7 +708,10 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   stand_at(common, now);
   floors_ = copy.true_for;
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
-  for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
+  for (Origin& origin : origins_) {
+    origin.ask_anew();
+    note(origin, origin.known, origin.via, now, {0});
+  }
   ++stats_.copies;
   drop_floors();
   unpark(now, effects);

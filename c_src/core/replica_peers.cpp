@@ -313,7 +313,7 @@ void Replica::went_away(Peer& peer, Nanos now) {
   peer.owed = 0;
   peer.away_since = now;
   for (Origin& origin : origins_) {
-    if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
+    if (origin.id.node == peer.node) origin.ask_anew();  // from now on others are asked for what is missing
   }
   measure(now);
   declare_dead({peer.node, peer.incarnation}, now);
@@ -325,6 +325,9 @@ void Replica::went_away(Peer& peer, Nanos now) {
 void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
   peer.live = true;
   peer.away_since = kNever;
+  for (Origin& origin : origins_) {
+    if (origin.id.node == peer.node) origin.ask_anew();
+  }
   // Its piece ends here: what comes now it gets record by record.
   peer.caught = history_.head();
   const bool others_away = std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.live; });

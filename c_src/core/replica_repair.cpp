@@ -44,6 +44,7 @@ void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, N
   }
   origin.given_up = false;
   if (origin.held_off) return try_again(origin, now);
+  if (origin.upto < origin.asked && origin.repair_at != kNever) return;  // the answer is on its way: see repair
   const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
   origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
   repair_at_ = std::min(repair_at_, origin.repair_at);
@@ -79,6 +80,7 @@ void Replica::repair(Nanos now, Effects& effects) {
   repair_at_ = kNever;
   for (Origin& origin : origins_) {
     if (origin.complete()) origin.repair_at = kNever;
+    if (origin.asked != 0 && origin.upto >= origin.asked) origin.ask_anew();
     const Peer* const itself = find(origin.id.node);
     const bool reachable = itself != nullptr && itself->live && itself->incarnation == origin.id.incarnation;
     if (origin.repair_at <= now && origin.attempts >= kAskMost && !reachable) {
@@ -92,6 +94,7 @@ void Replica::repair(Nanos now, Effects& effects) {
         FrameWriter frame(self_.incarnation);
         std::vector<Range> missing = origin.missing();
         if (origin.held_off) missing = {{missing.front().first, missing.front().first}};
+        origin.asked = missing.back().last;
         frame.put(NackItem{origin.id, std::move(missing)});
         send_to(peer->node, frame, Traffic::repair, effects);
         ++stats_.nacks;
@@ -102,7 +105,7 @@ void Replica::repair(Nanos now, Effects& effects) {
         try_again(origin, now);
         continue;
       }
-      const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts, 5u);
+      const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts - 1, 5u);
       origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
     }
     repair_at_ = std::min(repair_at_, origin.repair_at);

@@ -36,6 +36,7 @@ struct Origin {
   NodeId via;                 // who told of it last
   Nanos repair_at = kNever;   // when to ask for what is missing
   std::uint32_t attempts = 0;
+  std::uint64_t asked = 0;      // what is missing up to here was asked for
   bool given_up = false;        // nobody who can be reached has what is missing
   bool held_off = false;        // what is missing was refused, as from the future: it is tried one record at a time
   std::uint64_t unfit = kNone;  // a chunk of which a part is here already, by what it follows,
@@ -52,6 +53,11 @@ struct Origin {
   // All up to `seq` are there (a chunk, a state copy).
   void advance(std::uint64_t seq);
   bool complete() const noexcept { return upto >= known; }
+  // What was asked for came, or won't: what is missing now is asked for without waiting for that.
+  void ask_anew() noexcept {
+    attempts = 0;
+    asked = 0;
+  }
   // What is missing, at most kRangesMax ranges.
   std::vector<Range> missing() const;
 };

@@ -448,4 +448,31 @@ TEST_CASE("when more nodes take part, what weighs a smaller share is pushed", "[
   CHECK(sum == kCapacity);
 }
 
+// A gap stays open for a round trip, in which more records come: each of them told of it again, and was asked about.
+TEST_CASE("what was asked for is not asked for again with each record that comes meanwhile", "[repair]") {
+  for (const std::int64_t delay : {1, 20, 100}) {
+    CAPTURE(delay);
+    ReplicatedTerms how = terms(1000, ms(86'400));
+    how.flush_after = ms(50);
+    Cluster cluster(2, how);
+    cluster.network.delay = ms(delay);
+    cluster.run_for(ms(3000));
+    cluster.network.loss = 2;
+    cluster.sent.clear();
+    const std::uint64_t before = cluster.at(1).stats().nacks;
+    std::uint64_t key = 0;
+    for (int i = 0; i < 10'000; ++i) {
+      REQUIRE(cluster.admits(0, key_of(++key)));
+      cluster.run_for(ms(2));
+    }
+    cluster.network.loss = 0;
+    cluster.run_for(ms(5000));
+    CHECK(cluster.quiet());
+    // Some 200 frames were lost.
+    CHECK(cluster.at(1).stats().nacks - before < 400);
+    CHECK(cluster.at(1).stats().duplicates < 20);
+    CHECK(cluster.sent[Traffic::repair].bytes < cluster.sent[Traffic::data].bytes / 20);
+  }
+}
+
 }  // namespace weir::test
