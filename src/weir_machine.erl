@@ -119,10 +119,10 @@ push(Machine, Now) ->
 drop_limiter(Machine, Limiter) ->
     checked(fun() -> weir_nif:replica_drop_limiter(reference(Machine), within(limiter, Limiter, 0, ?WORD)) end).
 
-%% @doc Births of the key before `Time' count no more on this node, whoever tells of them. False if that can't be: there is
-%% no such limiter, `Time' lies in the far future, or too many keys were reset. With `own' the other nodes learn of it by a
+%% @doc Births of the key before `Time' count no more on this node, whoever tells of them. False if that can't be: `Time' lies in
+%% the far future, or too many keys were reset; `unknown' if there is no such limiter. With `own' the other nodes learn of it by a
 %% record that the next step sends; `told' is for what another node said.
--spec reset(machine(), limiter_id(), key_hash(), Time :: ns(), Now :: ns(), own | told) -> boolean().
+-spec reset(machine(), limiter_id(), key_hash(), Time :: ns(), Now :: ns(), own | told) -> boolean() | unknown.
 reset(Machine, Limiter, Key, Time, Now, Whose) when Whose =:= own; Whose =:= told ->
     checked(fun() ->
                     weir_nif:replica_reset(reference(Machine), within(limiter, Limiter, 0, ?WORD), within(key_hash, Key, 1, ?LONG),

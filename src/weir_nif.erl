@@ -282,7 +282,7 @@ replica_drop_limiter(_Replica, _Limiter) -> ?NOT_LOADED.
 %% Under 2 us; after births of the tables 0.5 ms, during a rescan 1.5 ms.
 -spec replica_reset(reference(), Limiter :: non_neg_integer(), key_hash(), TimeNs :: non_neg_integer(), NowNs :: non_neg_integer(),
                     Own :: boolean()) ->
-          boolean().
+          boolean() | unknown.
 replica_reset(_Replica, _Limiter, _Key, _TimeNs, _NowNs, _Own) -> ?NOT_LOADED.
 -spec replica_attach(reference(), pid()) -> ok.
 replica_attach(_Replica, _Reader) -> ?NOT_LOADED.

@@ -105,7 +105,8 @@ ask(Limiter, KeyHash, Hits, Timeout) ->
 reset(Limiter, KeyHash, Time, WaitMs) ->
     try gen_server:call(?MODULE, {reset, Limiter, KeyHash, Time}, ?CALL_MS) of
         true -> tell_reset({weir_reset, 1, Limiter, KeyHash, Time}, WaitMs);
-        false -> {error, too_many_resets}
+        false -> {error, too_many_resets};
+        unknown -> {error, unavailable}
     catch exit:_ -> {error, unavailable}
     end.
 
@@ -193,9 +194,9 @@ answer({limiter, Name}, _From, State) ->
                     none -> drop(weir_limiter:number(Name), State);
                     Entry -> put_limiter(Entry, State)
                 end};
-answer({reset, Limiter, KeyHash, Time}, _From, #state{machine = Machine} = State) ->
-    Taken = weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own),
-    {reply, Taken, run(births, State)};
+answer({reset, Limiter, KeyHash, Time}, _From, State) ->
+    {Taken, Then} = take_reset(Limiter, KeyHash, Time, State),
+    {reply, Taken, run(births, Then)};
 answer({weir_reset, 1, _, _, _} = Reset, _From, State) ->
     {reply, ok, handle(Reset, State)};
 answer(drain, _From, #state{peers = Peers} = State) ->
@@ -344,6 +345,23 @@ put_limiter(Entry, #state{machine = Machine} = State) ->
     case weir_registry:replicated(Entry) of
         {Id, Terms} -> execute(weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()), State);
         none -> State
+    end.
+
+%% (The registry tells of a limiter a moment after it can be asked for.)
+take_reset(Limiter, KeyHash, Time, #state{machine = Machine} = State) ->
+    Reset = fun() -> weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own) end,
+    case Reset() of
+        unknown ->
+            Put = lists:foldl(fun put_limiter/2, State, [Entry || Entry <- weir_registry:entries(), number(Entry) =:= Limiter]),
+            {Reset(), Put};
+        Taken ->
+            {Taken, State}
+    end.
+
+number(Entry) ->
+    case weir_registry:replicated(Entry) of
+        {Number, _} -> Number;
+        none -> none
     end.
 
 push(#state{machine = Machine} = State) ->

@@ -64,15 +64,20 @@ peek(Limiter, Key) ->
 %% While a rotation is under way a key goes by two hashes.
 -spec reset(weir_nif:limiter(), term()) -> ok | {error, too_many_resets | unavailable | {not_reached, [node()]}} | wrong().
 reset(Limiter, Key) ->
-    case ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) of
+    Reset = fun() -> ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) end,
+    case Reset() of
         {replicated, Number, Hashes, Now} ->
             Wait = wait_ms(Limiter),
             case [Error || Hash <- Hashes, {error, _} = Error <- [weir_replica:reset(Number, Hash, Now, Wait)]] of
-                [Error | _] -> Error;
+                [Error | _] -> failed(Error, Reset());
                 [] -> forgotten(Hashes, Wait)
             end;
         Answer -> Answer
     end.
+
+%% (The limiter may have been deleted meanwhile.)
+failed(Error, {replicated, _, _, _}) -> Error;
+failed(_Error, Answer) -> Answer.
 
 %% Only after the reset itself: what an owner says from here on, it says of the key as it is since then.
 forgotten(Hashes, Wait) ->

@@ -561,7 +561,7 @@ ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM a
   return atoms.ok;
 }
 
-// replica_reset(Replica, Limiter, Key, Time, Now, Own) -> true | false
+// replica_reset(Replica, Limiter, Key, Time, Now, Own) -> true | false | unknown
 ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId limiter;
   KeyHash key;
@@ -570,6 +570,7 @@ ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) 
       !get_now(env, argv[4], now) || (argv[5] != atoms.true_ && argv[5] != atoms.false_))
     return enif_make_badarg(env);
   return between_tables(env, machine, now, [&](Replica& replica, Nanos at) {
+    if (!replica.knows(limiter)) return atoms.unknown;
     return replica.reset(limiter, key, time, at, argv[5] == atoms.true_) ? atoms.true_ : atoms.false_;
   });
 }

@@ -165,6 +165,7 @@ class Replica final : public Machine {
   // from the far future or of an unknown limiter, or if there are more than max_resets of the last horizon: then an own
   // one has no effect.
   bool reset(LimiterId limiter, KeyHash key, Nanos time, Nanos now, bool own);
+  bool knows(LimiterId id) const noexcept { return limiter(id) != nullptr; }
 
   // A node whose threads decide in a table of their own (admissions.hpp) tells what they admitted, then makes a step,
   // and brings the levels that others' births have raised into that table. What is claimed by others, or probably on
