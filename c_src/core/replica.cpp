@@ -230,22 +230,21 @@ Nanos Replica::wake() const noexcept {
   if (copy_) next = std::min(next, copy_->deadline);
   if (to_place() != 0 || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
-  for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
-  return next;
+  return std::min(next, claims_.deadline());
 }
 
 bool Replica::quiet() const noexcept {
   const bool complete = std::all_of(origins_.begin(), origins_.end(), [](const Origin& origin) {
     return origin.complete() || origin.given_up || origin.held_off;
   });
-  return due_.empty() && !copy_ && claims_.empty() && complete;
+  return due_.empty() && !copy_ && !claims_.waits() && complete;
 }
 
 Held Replica::held() const {
   Held held;
   held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
                aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() +
-               claims_.capacity() * sizeof(Claim) + tentative_.capacity() * sizeof(Tentative);
+               claims_.held();
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
@@ -304,7 +303,7 @@ bool Replica::admits(const Limiter& limiter, const KeyState& state, KeyHash key,
   const ReplicatedTerms& terms = limiter.terms;
   if (terms.partition == Partition::closed && minority()) return false;
   if (hits > terms.policy.capacity) return false;
-  Tokens asked = hits + claimed_by_others(limiter.id, key);
+  Tokens asked = hits + claims_.of_others(limiter.id, key);
   asked = asked + on_the_way(terms.policy.capacity, state, now);
   return asked <= terms.policy.capacity && Tat(tat_of(limiter, state)).admits(terms.policy, asked, now);
 }
@@ -395,7 +394,7 @@ void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
   const KeyState state = keys_.find(its->slot, key);
   if (tat_of(*its, state) >= tat) return;
   const Tokens known = Tat(tat_of(*its, state)).level(policy, now);
-  const Tokens more = Tat(tat).level(policy, now) - known - claimed_by_others(id, key);
+  const Tokens more = Tat(tat).level(policy, now) - known - claims_.of_others(id, key);
   const Tokens estimate = on_the_way(policy.capacity, state, now);
   if (more > estimate) admit(*its, key, more - estimate, now);
 }
@@ -468,7 +467,7 @@ void Replica::tell_level(const Limiter& limiter, KeyHash key, const KeyState& st
   const Nanos tat = tat_of(limiter, state);
   const Tokens estimate = on_the_way(policy.capacity, state, now);
   const bool sure = limiter.terms.large_hits == LargeHits::owner;
-  const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
+  const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claims_.of_others(limiter.id, key) + estimate);
   const Key name{limiter.id.v, key.v};
   if (more.v > 0 && estimate.v > 0 && (estimated_.empty() || estimated_.back() != name)) estimated_.push_back(name);
   const Nanos told = more.v == 0 ? tat : std::max(tat, now) + more * policy.interval;
@@ -761,7 +760,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const ack = std::get_if<ClaimAckItem>(&item)) {
       acknowledged(peer, ack->id, now, effects);
     } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
-      done(peer, finished->id, now);
+      release(claims_.end(peer.node, finished->id), now);
     } else if (const auto* const spared = std::get_if<SparedItem>(&item)) {
       apply(peer, *spared);
     } else if (const auto* const unheard = std::get_if<UnheardItem>(&item)) {

@@ -318,7 +318,7 @@ void Replica::went_away(Peer& peer, Nanos now) {
   measure(now);
   declare_dead({peer.node, peer.incarnation}, now);
   find_buddy(now);
-  for (Claim& claim : claims_) std::erase(claim.waiting, peer.node);
+  claims_.dont_wait_for(peer.node);
   news(now, true);
 }
 
@@ -361,8 +361,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   for (Origin& origin : origins_) {
     if (origin.id.node == node) origin.dead_since = std::min(origin.dead_since, now);
   }
-  for (Claim& claim : claims_) std::erase(claim.waiting, node);
-  std::erase_if(tentative_, [&](const Tentative& claim) { return claim.node == node; });
+  claims_.forget(node);
   measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   forget_history(now);

@@ -51,6 +51,7 @@
 
 #include "weir/admissions.hpp"
 #include "weir/carries.hpp"
+#include "weir/claims.hpp"
 #include "weir/estate.hpp"
 #include "weir/frame.hpp"
 #include "weir/history.hpp"
@@ -269,25 +270,6 @@ class Replica final : public Machine {
     Tokens admitted;
     StoredSet set;
   };
-  struct Claim {
-    std::uint64_t id = 0;
-    std::uint64_t ticket = 0;
-    LimiterId limiter;
-    KeyHash key;
-    Tokens hits;
-    Nanos time;
-    Nanos deadline;
-    std::vector<NodeId> waiting;
-  };
-  struct Tentative {
-    NodeId node;
-    std::uint64_t id = 0;
-    LimiterId limiter;
-    KeyHash key;
-    Tokens hits;
-    Nanos time;
-    Nanos expires;
-  };
   // What a copied segment is true for, as long as the node's own vector says less.
   struct Floor {
     std::vector<VectorEntry> upto;
@@ -492,11 +474,9 @@ class Replica final : public Machine {
 
   // replica_claims.cpp: hits above the share that ask first
   bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
-  Tokens claimed_by_others(LimiterId limiter, KeyHash key) const noexcept;
   void apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects);
-  void acknowledged(Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
-  void done(const Peer& peer, std::uint64_t id, Nanos now);
-  void release(Nanos now, const std::function<bool(const Tentative&)>& over);
+  void acknowledged(const Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
+  void release(const std::vector<OthersClaim>& ended, Nanos now);
   void decide(const Claim& claim, Nanos now, Effects& effects);
   void expire_claims(Nanos now, Effects& effects);
 
@@ -548,9 +528,7 @@ class Replica final : public Machine {
   bool tells_levels_ = false;
   std::vector<Level> levels_;
   std::vector<Key> estimated_;  // keys in whose told level an estimate of what is on its way counts
-  std::vector<Claim> claims_;
-  std::vector<Tentative> tentative_;
-  std::uint64_t claims_made_ = 0;
+  Claims claims_;
   std::uint64_t copies_given_ = 0;
   std::uint64_t carried_ = 0;  // keys, by `carry`
   Nanos carried_at_;           // when the last one was
