@@ -835,8 +835,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
 
   keep_for_others(peer, item, births, now);
   end_copy_of(item.origin, item.seq, item.subject, births, now);
-  const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
-  if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
+  if (floors_.covers(item.subject.key, item.origin, item.seq)) return;
   take_in(item.subject, births, now, Receipt::news);
   ++stats_.records_applied;
   news(now);

@@ -27,49 +27,6 @@ constexpr std::size_t kStepKeys = 16384;
 
 }  // namespace
 
-std::uint64_t Replica::Floor::upto_of(const OriginId& origin) const noexcept {
-  std::uint64_t most = 0;
-  for (const VectorEntry& entry : upto) {
-    const bool forgotten =
-        entry.upto == kForgotten && entry.origin.node == origin.node && entry.origin.incarnation >= origin.incarnation;
-    if (entry.origin == origin || forgotten) most = std::max(most, entry.upto);
-  }
-  return most;
-}
-
-bool Replica::Floor::reaches(const OriginId& origin, std::uint64_t seq) const noexcept {
-  return upto_of(origin) >= seq || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
-           return late.origin == origin && !late.ranges.empty() && late.ranges.back().last >= seq;
-         });
-}
-
-bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
-  return seq <= upto_of(origin) || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
-           return late.origin == origin && contains(late.ranges, seq);
-         });
-}
-
-bool Replica::Floor::divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept {
-  const std::uint64_t begin = std::max(from, upto_of(origin));
-  if (begin >= to) return false;
-  std::uint64_t covered = begin - from;
-  for (const NackItem& late : beyond) {
-    if (late.origin != origin) continue;
-    for (const Range& range : late.ranges) {
-      const std::uint64_t first = std::max(range.first, begin + 1);
-      const std::uint64_t last = std::min(range.last, to);
-      if (first <= last) covered += last - first + 1;
-    }
-  }
-  return covered != 0 && covered != to - from;
-}
-
-bool Replica::Floor::operator==(const Floor& other) const noexcept {
-  return upto == other.upto &&
-         std::equal(beyond.begin(), beyond.end(), other.beyond.begin(), other.beyond.end(),
-                    [](const NackItem& x, const NackItem& y) { return x.origin == y.origin && x.ranges == y.ranges; });
-}
-
 // Asking.
 
 void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects) {
@@ -186,26 +143,11 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
 }
 
 // What a segment is true for: what this node has seen, and what the segment was copied with.
-Replica::Floor Replica::floor_of(std::uint8_t segment) const {
+Floor Replica::floor_of(std::uint8_t segment) const {
   Floor floor{vector(), beyond()};
   for (const auto& [node, incarnation] : collected_) floor.upto.push_back({{{node}, incarnation}, kForgotten});
-  const auto copied = floors_.find(segment);
-  if (copied == floors_.end()) return floor;
-  std::map<OriginId, Origin> both;
-  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
-    for (const VectorEntry& entry : each->upto) both[entry.origin].advance(entry.upto);
-  }
-  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
-    for (const NackItem& late : each->beyond) {
-      for (const Range& range : late.ranges) both[late.origin].mark(range);
-    }
-  }
-  floor = {};
-  for (const auto& [id, origin] : both) {
-    floor.upto.push_back({id, origin.upto});
-    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
-  }
-  return floor;
+  const Floor* const copied = floors_.find(segment);
+  return copied == nullptr ? floor : floor.joined(*copied);
 }
 
 void Replica::give(Nanos now, Effects& effects) {
@@ -353,10 +295,11 @@ void Replica::came(CopyPart&& part, Nanos now) {
   std::size_t keys = 0;
   for (const CopyPart& each : parts) keys += each.item.entries.size();
   copy.largest = std::max(copy.largest, keys);
-  Floor& floor = copy.floors[item.segment] = {parts.front().item.vector, parts.front().item.beyond};
+  Floor floor{parts.front().item.vector, parts.front().item.beyond};
   // Taken for true it would cover the records of a run that goes on.
   std::erase_if(floor.upto,
                 [&](const VectorEntry& entry) { return entry.upto == kForgotten && !may_be_over(entry.origin, now); });
+  copy.floors.set(item.segment, std::move(floor));
 }
 
 // Putting in place.
@@ -384,7 +327,8 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
   const std::vector<CopyPart> parts = std::move(copy_->parts[segment]);
   copy_->parts.erase(segment);
   copy_->placed |= std::uint64_t{1} << segment;
-  copy_->true_for[segment] = copy_->floors[segment];
+  const Floor floor = *copy_->floors.find(segment);
+  copy_->true_for.set(segment, floor);
   keys_.sweep(segment, [&](KeyState state) {
     const Policy& policy = limiter_of(state).terms.policy;
     state.rest(policy, now);
@@ -392,7 +336,6 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
     return true;
   });
   shelf_.clear(segment);
-  const Floor& floor = copy_->true_for[segment];
   estates_.erase_if([&](const Estates::Place& place, const Estates::Copy& copy) {
     return Keys::segment_of(place.key) == segment && (copy.counted || floor.reaches(place.origin, copy.position));
   });
@@ -440,31 +383,18 @@ Replica::Records Replica::own_records() const {
 std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& records,
                                          const std::function<void(std::span<const std::byte>)>& record,
                                          const std::function<void(const Piece&)>& piece) const {
-  // How many of the records (from, to] came there out of order.
-  const auto covered = [&](std::uint64_t from, std::uint64_t to) {
-    std::uint64_t count = 0;
-    for (const NackItem& late : floor.beyond) {
-      if (late.origin != self_) continue;
-      for (const Range& range : late.ranges) {
-        const std::uint64_t first = std::max(from + 1, range.first);
-        const std::uint64_t last = std::min(to, range.last);
-        if (first <= last) count += last - first + 1;
-      }
-    }
-    return count;
-  };
   std::uint64_t lost = 0;
   auto next = records.begin();
   for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
     // A piece of which the floor covers a part can't be told from that part.
-    if (const Piece* const whole = history_.piece_from(at); whole != nullptr && covered(at, whole->to) == 0) {
+    if (const Piece* const whole = history_.piece_from(at); whole != nullptr && floor.late(self_, at, whole->to) == 0) {
       piece(*whole);
       at = whole->to;
       continue;
     }
     while (next != records.end() && next->first <= at) ++next;
     if (next != records.end() && next->first == at + 1) {
-      if (covered(at, at + 1) == 0) record(next->second);
+      if (floor.late(self_, at, at + 1) == 0) record(next->second);
       ++at;
       continue;
     }
@@ -472,7 +402,7 @@ std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& reco
     for (const Piece& later : history_.pieces()) {
       if (later.from > at) to = std::min(to, later.from);
     }
-    lost += to - at - covered(at, to);
+    lost += to - at - floor.late(self_, at, to);
     at = to;
   }
   return lost;
@@ -531,105 +461,27 @@ void Replica::copy_again(Nanos at) {
 
 // Whether the copy that came brings nothing of what was missed, so that another donor is to be asked.
 bool Replica::donor_is_unfit(Nanos now) {
-  const auto brings = [&](const auto& entry) { return entry.second.covers(copy_->missed.origin, copy_->missed.upto); };
   if (copy_->missed.upto == 0 || copy_->donor == copy_->named) return false;
-  if (std::any_of(copy_->floors.begin(), copy_->floors.end(), brings)) return false;
+  if (copy_->floors.any_covers(copy_->missed.origin, copy_->missed.upto)) return false;
   copy_->unfit.push_back(copy_->donor);
   copy_again(now);
   return true;
 }
 
-// What is gone from all logs can't be had beside what the donor lacks: two nodes that lack each other's births would
-// change places for ever, or until all had lost something. So all nodes judge states alike, by their vectors, compared
-// from the first origin on: who is behind takes the state of who is ahead, never the other way round.
-bool Replica::is_ahead(const Floor& floor, bool loses) {
-  std::map<OriginId, std::uint64_t> mine;
-  for (const VectorEntry& entry : vector()) mine[entry.origin] = entry.upto;
-  for (const VectorEntry& entry : floor.upto) mine.try_emplace(entry.origin, 0);
-  std::map<OriginId, Origin> kept;  // would be added to the copy
+// Others' records that are here would be added to the copy.
+bool Replica::is_better(const Floor& floor, bool loses) const {
+  Origins kept;
   others_.for_each([&](const Journal::Entry& entry) {
     const RecordName name = record_name(entry.bytes, self_);
-    kept[name.origin].mark(name.seq);
+    kept.add(name.origin).mark(name.seq);
   });
-  for (const NackItem& late : floor.beyond) {
-    for (const Range& range : late.ranges) kept[late.origin].mark(range);
-  }
-  const auto beyond = [](const Origin& origin) {
-    std::uint64_t count = 0;
-    for (const Range& range : origin.beyond) count += range.last - range.first + 1;
-    return count;
-  };
-  for (const auto& [id, upto] : mine) {
-    if (id == self_) {
-      if (loses) return false;
-      continue;
-    }
-    const std::uint64_t theirs = floor.upto_of(id);
-    if (theirs == kForgotten || forgotten(id)) continue;  // nodes forget runs that are over at different times
-    Origin& then = kept[id];
-    then.advance(theirs);
-    const Origin* const origin = origins_.find(id);
-    const std::pair has{upto, origin == nullptr ? 0 : beyond(*origin)};
-    const std::pair would_have{then.upto, beyond(then)};
-    if (would_have != has) return would_have > has;
-  }
-  return false;
-}
-
-// Of neighbours that are alike the first: segments of one answer are true for the same records.
-std::vector<const Replica::Floor*> Replica::unlike(const Floors& floors) {
-  std::vector<const Floor*> apart;
-  for (const auto& [segment, floor] : floors) {
-    if (apart.empty() || !(floor == *apart.back())) apart.push_back(&floor);
-  }
-  return apart;
-}
-
-// What all segments are true for. (What single ones have beyond that is kept as their floor.)
-Replica::Floor Replica::common_floor(const Floors& floors) {
-  const auto seen = [](const Floor& floor, const OriginId& id) {
-    std::vector<Range> ranges;
-    if (const std::uint64_t upto = floor.upto_of(id); upto != 0) ranges.push_back({1, upto});
-    for (const NackItem& late : floor.beyond) {
-      if (late.origin == id) ranges.insert(ranges.end(), late.ranges.begin(), late.ranges.end());
-    }
-    return ranges;
-  };
-  const auto in_both = [](const std::vector<Range>& xs, const std::vector<Range>& ys) {
-    std::vector<Range> ranges;
-    for (const Range& x : xs) {
-      for (const Range& y : ys) {
-        const Range both{std::max(x.first, y.first), std::min(x.last, y.last)};
-        if (both.first <= both.last) ranges.push_back(both);
-      }
-    }
-    return ranges;
-  };
-  const std::vector<const Floor*> apart = unlike(floors);
-  std::map<OriginId, std::vector<Range>> common;
-  for (const Floor* const floor : apart) {
-    for (const VectorEntry& entry : floor->upto) common.try_emplace(entry.origin);
-    for (const NackItem& late : floor->beyond) common.try_emplace(late.origin);
-  }
-  for (auto& [id, ranges] : common) {
-    for (const Floor* const floor : apart) {
-      ranges = floor == apart.front() ? seen(*floor, id) : in_both(ranges, seen(*floor, id));
-    }
-  }
-  Floor floor;
-  for (const auto& [id, ranges] : common) {
-    Origin origin;
-    for (const Range& range : ranges) range.first == 1 ? origin.advance(range.last) : void(origin.mark(range));
-    floor.upto.push_back({id, origin.upto});
-    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
-  }
-  return floor;
+  return is_ahead(floor, std::move(kept), origins_, self_, loses, [&](const OriginId& id) { return forgotten(id); });
 }
 
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
 bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
   const Records records = own_records();
-  const std::vector<const Floor*> apart = unlike(floors);
+  const std::vector<const Floor*> apart = floors.unlike();
   const bool loses =
       std::any_of(apart.begin(), apart.end(), [&](const Floor* floor) { return loses_births(*floor, records); });
   if (loses) {
@@ -640,7 +492,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
     }
   }
   losing_since_ = kNever;
-  if (config_.joining || is_ahead(common_floor(floors), loses)) {
+  if (config_.joining || is_better(floors.common(), loses)) {
     copies_refused_ = 0;
     return true;
   }
@@ -650,7 +502,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
 }
 
 void Replica::end_copy(Nanos now, Effects& effects) {
-  for (auto& [segment, floor] : copy_->true_for) floors_[segment] = std::move(floor);
+  floors_.replace(copy_->true_for);
   copy_.reset();
   config_.joining = false;
   unpark(now, effects);
@@ -702,7 +554,7 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   const Copying copy = std::move(*copy_);
   copy_.reset();
   config_.joining = false;
-  const Floor common = common_floor(copy.true_for);
+  const Floor common = copy.true_for.common();
   stats_.lost_own_records += own_births_beyond(
       common, own_records(), [](std::span<const std::byte>) {}, [](const Piece&) {});
   stand_at(common, now);
@@ -710,24 +562,9 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
   for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;
-  drop_floors();
+  floors_.drop(origins_, self_);
   unpark(now, effects);
   news(now, true);
-}
-
-void Replica::drop_floors() {
-  std::erase_if(floors_, [&](const auto& entry) {
-    const Floor& floor = entry.second;
-    const auto reached = [&](const OriginId& id, std::uint64_t upto) {
-      const Origin* const origin = origins_.find(id);
-      return id == self_ || origin == nullptr || origin->upto >= upto;
-    };
-    return std::all_of(floor.upto.begin(), floor.upto.end(),
-                       [&](const VectorEntry& says) { return reached(says.origin, says.upto); }) &&
-           std::all_of(floor.beyond.begin(), floor.beyond.end(), [&](const NackItem& late) {
-             return late.ranges.empty() || reached(late.origin, late.ranges.back().last);
-           });
-  });
 }
 
 // Records and chunks that came while a copy was under way.

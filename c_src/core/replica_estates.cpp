@@ -169,12 +169,8 @@ void Replica::apply(const Peer& peer, const Frame& frame, const TellItem& item, 
 // come in a record.
 bool Replica::may_have_applied(const OriginId& id, const Key& key, std::uint64_t position) {
   if (forgotten(id)) return true;
-  const auto segment = static_cast<std::uint8_t>(Keys::segment_of({key.second}));
-  const auto reaches = [&](const Floors& floors) {
-    const auto floor = floors.find(segment);
-    return floor != floors.end() && floor->second.reaches(id, position);
-  };
-  if (reaches(floors_) || (copy_ && reaches(copy_->true_for))) return true;
+  const KeyHash hash{key.second};
+  if (floors_.reaches(hash, id, position) || (copy_ && copy_->true_for.reaches(hash, id, position))) return true;
   const Origin* const origin = origins_.find(id);
   if (origin == nullptr) return false;
   std::uint64_t seen = origin->upto < position ? 0 : origin->upto - position + 1;

@@ -408,7 +408,7 @@ bool Replica::may_be_over(const OriginId& id, Nanos now) const noexcept {
 bool Replica::plausible(const CopyItem& item) const noexcept {
   return std::all_of(item.vector.begin(), item.vector.end(), [&](const VectorEntry& entry) {
     const Peer* const peer = find(entry.origin.node);
-    const Origin* const origin = const_cast<Origins&>(origins_).find(entry.origin);
+    const Origin* const origin = origins_.find(entry.origin);
     const bool heard = peer != nullptr && peer->live && peer->incarnation == entry.origin.incarnation &&
                        origin != nullptr && origin->head != 0;
     if (entry.upto == kForgotten || !heard) return true;
@@ -430,7 +430,7 @@ void Replica::collect(Nanos now) {
   }
   for (const OriginId& id : over) forget_run(id);
   std::erase_if(left_, [&](const auto& entry) { return now - entry.second > kKeepDead; });
-  drop_floors();
+  floors_.drop(origins_, self_);
   if (collected_.size() <= kCollectedMax) return;
   std::erase_if(collected_, [&](const auto& entry) {
     return !std::binary_search(members_.begin(), members_.end(), NodeId{entry.first});

@@ -297,7 +297,7 @@ DigestItem Replica::digest(Nanos now) const {
   };
   for (const VectorEntry& entry : vector()) {
     const auto& id = entry.origin;
-    const Origin* const origin = const_cast<Origins&>(origins_).find(id);
+    const Origin* const origin = origins_.find(id);
     const bool nothing = entry.upto == 0 && (origin == nullptr || origin->beyond.empty());
     if (nothing || (origin != nullptr && origin->dead_since < now - kDeadInDigests)) continue;
     add(id.node.v);
@@ -374,9 +374,8 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     return;
   }
   const auto inside = [&](const Range& range) { return range.first <= item.to; };
-  const auto divided = [&](const auto& floor) { return floor.second.divides(id, item.from, item.to); };
   if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
-      std::any_of(floors_.begin(), floors_.end(), divided)) {
+      floors_.any_divides(id, item.from, item.to)) {
     // A part of it is here, or on its way by another node. What is missing may be there one by one: it is asked for
     // before the whole state is.
     if (std::exchange(origin.unfit, item.from) != item.from) origin.unfit_at = now;
@@ -391,8 +390,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
     end_copy_of(id, item.to, entry.subject, frame.set(entry.set), now);
-    const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
-    if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
+    if (floors_.covers(entry.subject.key, id, item.to)) continue;
     take_in(entry.subject, frame.set(entry.set), now, Receipt::repair);
   }
   origin.held_off = false;

@@ -53,6 +53,7 @@
 #include "weir/carries.hpp"
 #include "weir/claims.hpp"
 #include "weir/estate.hpp"
+#include "weir/floor.hpp"
 #include "weir/frame.hpp"
 #include "weir/history.hpp"
 #include "weir/keys.hpp"
@@ -270,19 +271,6 @@ class Replica final : public Machine {
     Tokens admitted;
     StoredSet set;
   };
-  // What a copied segment is true for, as long as the node's own vector says less.
-  struct Floor {
-    std::vector<VectorEntry> upto;
-    std::vector<NackItem> beyond;
-    std::uint64_t upto_of(const OriginId& origin) const noexcept;
-    // Whether it covers that record or a later one.
-    bool reaches(const OriginId& origin, std::uint64_t seq) const noexcept;
-    bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
-    // Whether it covers some of the records (from, to], and not all of them.
-    bool divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept;
-    bool operator==(const Floor& other) const noexcept;
-  };
-  using Floors = std::map<std::uint8_t, Floor>;  // by segment
   using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
   struct CopyPart {
     CopyItem item;
@@ -441,16 +429,13 @@ class Replica final : public Machine {
   bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
   bool donor_is_unfit(Nanos now);
-  static std::vector<const Floor*> unlike(const Floors& floors);
-  static Floor common_floor(const Floors& floors);
   bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
-  bool is_ahead(const Floor& floor, bool loses);
+  bool is_better(const Floor& floor, bool loses) const;
   void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
   void add_others(Peer& donor, Nanos now);
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
-  void drop_floors();
 
   // replica_estates.cpp: what is unsent survives a crash
   const Peer* next_live() const noexcept;
