@@ -44,6 +44,7 @@ Replica::Replica(const ReplicaConfig& config)
     : config_(config),
       self_{config.self, config.incarnation},
       members_(config.members),
+      peers_(config.neighbours, config.start),
       keys_(salt_of(config)),
       history_(self_, config.history),
       shelf_(config.max_shelved),
@@ -51,13 +52,6 @@ Replica::Replica(const ReplicaConfig& config)
       tells_(config.max_tells),
       numbered_(config.incarnation) {
   std::sort(members_.begin(), members_.end());
-  for (const NodeId node : config.neighbours) {
-    Peer peer;
-    peer.node = node;
-    peer.heard = config.start;
-    peers_.push_back(peer);
-  }
-  std::sort(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.node < b.node; });
   relays_ = peers_.size() + 1 < members_.size();
   digest_peer_ = static_cast<std::size_t>(config.seed);
   measure(config.start);
@@ -258,8 +252,8 @@ Held Replica::held() const {
   }
   held.state +=
       resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
-  held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
-               limiters_.held() + origins_.held();
+  held.fixed =
+      sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.held() + limiters_.held() + origins_.held();
   return held;
 }
 
@@ -294,9 +288,9 @@ std::int64_t Replica::share(const Limiter& limiter, const KeyState& state, Nanos
 // Births that other nodes have probably admitted and that are not here yet. Whole tokens only: a fraction, rounded up,
 // would deny one token of a small limiter for ever.
 Tokens Replica::on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept {
-  if (!state || delay_ < config_.long_delay) return {0};
+  if (!state || peers_.delay() < config_.long_delay) return {0};
   const std::int64_t rate = std::min<std::int64_t>(state.remote_per_second(capacity, now).v, 1'000'000'000);
-  return {rate * (delay_.v / 1000) / 2 / 1'000'000};
+  return {rate * (peers_.delay().v / 1000) / 2 / 1'000'000};
 }
 
 bool Replica::admits(const Limiter& limiter, const KeyState& state, KeyHash key, Tokens hits, Nanos now) const {
@@ -581,8 +575,7 @@ void Replica::number(const Limiter& limiter, KeyHash key, const IntervalSet& bir
   const std::uint64_t seq = history_.next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
-  const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
-  history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
+  history_.append(now, frame.since(before), peers_.any_live(), limiter.terms.policy, subject, births);
   ++stats_.records_sent;
   news(now);
 }
@@ -601,7 +594,7 @@ Overshoot Replica::overshoot(const Limiter& limiter, const KeyState& state, Nano
       state ? state.own_per_second(policy.capacity, now).v + state.remote_per_second(policy.capacity, now).v : 0;
   // So bounded, the product fits.
   constexpr std::int64_t most = 1'000'000'000;
-  const std::int64_t within = ceil_div(std::min(rate, most) * std::min(delay_.v / 1000, most), 1'000'000);
+  const std::int64_t within = ceil_div(std::min(rate, most) * std::min(peers_.delay().v / 1000, most), 1'000'000);
   seen.expected = {std::max<std::int64_t>(2, 2 * within)};
   return seen;
 }
@@ -689,7 +682,7 @@ void Replica::trim_others(Nanos now) {
         others_.bytes() > config_.history.others_bytes || Journal::older(others_.front(), now, config_.keep_others);
     const RecordName name = record_name(others_.front().bytes, self_);
     const Origin* const origin = origins_.find(name.origin);
-    const Peer* const peer = find(name.origin.node);
+    const Peer* const peer = peers_.find(name.origin.node);
     const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
     if (!past && origin != nullptr && (awaited || name.seq > origin->stable)) return;
     if (const auto at = recent_.find(name.origin); at != recent_.end()) {
@@ -701,7 +694,7 @@ void Replica::trim_others(Nanos now) {
 // Receiving.
 
 void Replica::take(const Arrival& arrival, Nanos now, Effects& effects) {
-  Peer* const peer = find(arrival.from);
+  Peer* const peer = peers_.find(arrival.from);
   if (peer == nullptr) {
     ++stats_.refused;
     return;
@@ -793,7 +786,7 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
   // Who only passes it on is not to blame.
   const bool own = origin.id.node == peer.node;
   const bool early = last_birth > now + config_.future_bound;
-  if (early && own) begin_quarantine(peer, now);
+  if (early && own) peer.begin_quarantine(now);
   if (!early && !(own && peer.quarantined)) return false;
   ++stats_.refused;
   if (!origin.held_off) {
@@ -827,9 +820,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   if (!origin->mark(item.seq)) return;
   if (origin->upto != upto) origin->held_off = false;
   // Of an origin that can't be reached others may not have it yet, and hear of it by digests only.
-  const Peer* const itself = find(item.origin.node);
-  const bool reached = itself != nullptr && itself->live && itself->incarnation == item.origin.incarnation;
-  if (!reached) lost_news_ = now;
+  if (!peers_.reaches(item.origin)) lost_news_ = now;
   if (origin->dead_since != kNever) origin->dead_since = now;
   note(*origin, item.seq, peer.node, now, {0});
 

@@ -39,7 +39,7 @@ void Replica::apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effec
     ++stats_.refused;
     return;
   }
-  const Nanos expires = now + std::max(kClaimExpires, Nanos{8 * delay_.v});
+  const Nanos expires = now + std::max(kClaimExpires, Nanos{8 * peers_.delay().v});
   const OthersClaim claim{peer.node, item.id, item.subject.limiter, item.subject.key, item.hits, item.time, expires};
   if (claims_.count(claim, config_.max_claims)) tell_level(*its, item.subject.key, now);
   const KeyState state = keys_.find(its->slot, item.subject.key);

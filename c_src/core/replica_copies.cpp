@@ -39,12 +39,12 @@ void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects&
 
 // Donors in turn: the named one first, then the nearest by round trip; of those that are equally far each node begins
 // with another. Donors that have acknowledged all that isn't in the logs here any more come before the others.
-const Replica::Peer* Replica::choose_donor() const {
+const Peer* Replica::choose_donor() const {
   std::vector<const Peer*> donors;
   std::vector<const Peer*> costly;
   const Records records = own_records();
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Peer& peer = peers_[(i + static_cast<std::size_t>(config_.seed)) % peers_.size()];
+    const Peer& peer = peers_.in_turn(i + static_cast<std::size_t>(config_.seed));
     const bool unfit = std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end();
     if (!peer.live || peer.quarantined || unfit) continue;
     (loses_births({{{self_, peer.acked}}, {}}, records) ? costly : donors).push_back(&peer);
@@ -68,7 +68,7 @@ void Replica::ask_for_copy(Nanos now, Effects& effects) {
     end_copy(now, effects);
     return;
   }
-  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * delay_.v) << std::min(copy.attempts, 3u);
+  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v) << std::min(copy.attempts, 3u);
   copy.deadline = now + Nanos{wait};
   if (copy.seeks && copy.attempts == 0) {
     ++copy.attempts;
@@ -245,7 +245,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
   if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
     // Taken, they would be no better than records from there; and who copies from this node would have them too.
     ++stats_.refused;
-    begin_quarantine(peer, now);
+    peer.begin_quarantine(now);
     copy_->unfit.push_back(peer.node);
     copy_again(now);
     return;
@@ -279,7 +279,7 @@ void Replica::came(CopyPart&& part, Nanos now) {
   Copying& copy = *copy_;
   // As long as there is progress nobody is asked again.
   copy.attempts = 0;
-  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * delay_.v)};
+  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v)};
   auto& parts = copy.parts[part.item.segment];
   copy.keys += part.item.entries.size();
   parts.push_back(std::move(part));
@@ -559,7 +559,7 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
       common, own_records(), [](std::span<const std::byte>) {}, [](const Piece&) {});
   stand_at(common, now);
   floors_ = copy.true_for;
-  if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
+  if (Peer* const donor = peers_.find(copy.donor)) add_others(*donor, now);
   for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;
   floors_.drop(origins_, self_);
@@ -573,7 +573,7 @@ void Replica::unpark(Nanos now, Effects& effects) {
   parked_bytes_ = 0;
   Frame frame;
   for (const auto& [node, bytes] : parked) {
-    Peer* const peer = find(node);
+    Peer* const peer = peers_.find(node);
     if (peer == nullptr || decode(bytes, node, frame) != FrameError::none) continue;
     for (const Item& item : frame.items) {
       if (copy_) break;  // a chunk that doesn't fit began another one; what is left will be asked for

@@ -19,20 +19,9 @@ constexpr std::size_t kPublishMost = 2048;
 
 // Telling.
 
-// The next one by number, round the ring: who is told by whom needs no agreement.
-const Replica::Peer* Replica::next_live() const noexcept {
-  const Peer* first = nullptr;
-  for (const Peer& peer : peers_) {
-    if (!peer.live || peer.incarnation == 0) continue;
-    if (peer.node > self_.node) return &peer;
-    if (first == nullptr) first = &peer;
-  }
-  return first;
-}
-
-// Another buddy knows nothing yet.
+// The next one round the ring: who is told by whom needs no agreement. // Another buddy knows nothing yet.
 void Replica::find_buddy(Nanos now) {
-  const Peer* const next = next_live();
+  const Peer* const next = peers_.next_live(self_.node);
   const OriginId buddy = next == nullptr ? OriginId{} : OriginId{next->node, next->incarnation};
   if (buddy == buddy_) return;
   buddy_ = buddy;

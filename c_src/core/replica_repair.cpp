@@ -22,8 +22,6 @@ constexpr std::uint32_t kAskMost = 16;
 constexpr std::size_t kSupplyMost = 2'000'000;
 // A chunk that was given is not given again for so long and a round trip: twice what who lacks it waits at first.
 constexpr Nanos kChunkAgain{100'000'000};
-// After so many questions to a live origin every other one goes to another node.
-constexpr std::uint32_t kInVain = 4;
 // What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
 constexpr Nanos kTryAgain{1'000'000'000};
 constexpr std::uint32_t kTryDoublings = 8;
@@ -44,7 +42,7 @@ void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, N
   }
   origin.given_up = false;
   if (origin.held_off) return try_again(origin, now);
-  const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
+  const Nanos moment{std::clamp<std::int64_t>(peers_.delay().v / 2, 500'000, 10'000'000)};
   origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
@@ -57,37 +55,17 @@ void Replica::try_again(Origin& origin, Nanos now) noexcept {
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
 
-// The origin itself, if it can be reached. One that was just lost from sight may come back with all it has; after that
-// who told of the records, then everyone in turn. So also if the origin was asked in vain: perhaps it hears nothing.
-Replica::Peer* Replica::whom_to_ask(const Origin& origin, Nanos now) {
-  Peer* const itself = find(origin.id.node);
-  if (itself != nullptr && itself->incarnation == origin.id.incarnation) {
-    const bool in_vain = origin.attempts >= kInVain && origin.attempts % 2 != 0;
-    if (itself->live && !in_vain && !doesnt_hear(*itself, self_.node, now)) return itself;
-    if (!itself->live && now - itself->away_since < config_.peer_timeout) return nullptr;
-  }
-  Peer* const via = find(origin.via);
-  if (via != nullptr && via != itself && via->live && origin.attempts < 3) return via;
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[(i + origin.attempts / (itself != nullptr && itself->live ? 2 : 1)) % peers_.size()];
-    if (peer.live && !peer.quarantined && &peer != itself) return &peer;
-  }
-  return itself != nullptr && itself->live ? itself : nullptr;
-}
-
 void Replica::repair(Nanos now, Effects& effects) {
   repair_at_ = kNever;
   for (Origin& origin : origins_) {
     if (origin.complete()) origin.repair_at = kNever;
-    const Peer* const itself = find(origin.id.node);
-    const bool reachable = itself != nullptr && itself->live && itself->incarnation == origin.id.incarnation;
-    if (origin.repair_at <= now && origin.attempts >= kAskMost && !reachable) {
+    if (origin.repair_at <= now && origin.attempts >= kAskMost && !peers_.reaches(origin.id)) {
       origin.given_up = true;
       origin.attempts = 0;  // what is heard of it later begins anew
       origin.repair_at = kNever;
     }
     if (origin.repair_at <= now) {
-      const Peer* const peer = copy_ ? nullptr : whom_to_ask(origin, now);
+      const Peer* const peer = copy_ ? nullptr : peers_.whom_to_ask(origin, self_.node, now, config_.peer_timeout);
       if (peer != nullptr) {
         FrameWriter frame(self_.incarnation);
         std::vector<Range> missing = origin.missing();
@@ -102,8 +80,8 @@ void Replica::repair(Nanos now, Effects& effects) {
         try_again(origin, now);
         continue;
       }
-      const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts, 5u);
-      origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
+      const std::int64_t again = std::max(kAskAgain, 4 * peers_.delay().v) << std::min(origin.attempts, 5u);
+      origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * peers_.delay().v))};
     }
     repair_at_ = std::min(repair_at_, origin.repair_at);
   }
@@ -158,7 +136,8 @@ void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, Frame
       // Who lacks a part of a chunk only can't take the whole.
       const bool single = next != records.end() && next->first == at + 1;
       if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
-        if (is_on_its_way(peer, *piece, now)) {
+        // Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
+        if (peer.was_given(piece->from, now, {kChunkAgain.v + 2 * peers_.delay().v})) {
           at = piece->to;
           if ((supplied += piece->bytes) > kSupplyMost) return;
           continue;
@@ -192,19 +171,11 @@ void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, Frame
   }
 }
 
-// Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
-bool Replica::is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const {
-  const Nanos patience{kChunkAgain.v + 2 * delay_.v};
-  std::erase_if(peer.chunks, [&](const auto& given) { return now - given.second > patience; });
-  return std::any_of(peer.chunks.begin(), peer.chunks.end(),
-                     [&](const auto& given) { return given.first == piece.from; });
-}
-
 void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
   Origin* const origin = origins_.find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
   if (origin->held_off && peer.quarantined) return;  // its state is of the same clock
-  const Peer* const itself = find(item.origin.node);
+  const Peer* const itself = peers_.find(item.origin.node);
   if (itself != nullptr && itself != &peer && itself->incarnation == item.origin.incarnation &&
       (itself->live || now - itself->away_since < config_.keep_others)) {
     return;  // it may have them one by one
@@ -273,7 +244,8 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
       origin = &run_of(entry.origin, now);
     }
     // What is ahead may be on its way here too.
-    if (entry.upto > origin->upto) note(*origin, entry.upto, peer.node, now, {2 * delay_.v + config_.coalesce_most.v});
+    if (entry.upto > origin->upto)
+      note(*origin, entry.upto, peer.node, now, {2 * peers_.delay().v + config_.coalesce_most.v});
   }
   for (const NackItem& late : item.beyond) {
     Origin* const origin = origins_.find(late.origin);
@@ -281,7 +253,7 @@ void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effe
     const bool news = std::any_of(late.ranges.begin(), late.ranges.end(), [&](const Range& range) {
       return !origin->seen(range.first) || !origin->seen(range.last);
     });
-    const Nanos patience{2 * delay_.v + config_.coalesce_most.v};
+    const Nanos patience{2 * peers_.delay().v + config_.coalesce_most.v};
     if (news) note(*origin, std::max(origin->known, late.ranges.back().last), peer.node, now, patience);
   }
   if (item.answer) send_vector(peer, false, effects);
@@ -322,9 +294,7 @@ bool Replica::lost_lately(Nanos now) const noexcept {
                      [&](const Origin& origin) {
                        return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;
                      }) ||
-         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return !peer.passes.empty() || (!peer.live && now - peer.away_since < kDeadInDigests);
-         });
+         peers_.any_cut_off(now, kDeadInDigests);
 }
 
 void Replica::news(Nanos now, bool of_members) noexcept {
@@ -343,7 +313,7 @@ void Replica::send_digest(Nanos now, Effects& effects) {
   digest_at_ = digests_left_ == 0 ? kNever : now + config_.gossip_interval;
   digest_urgent_ = digest_urgent_ && digests_left_ != 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Peer& peer = peers_[++digest_peer_ % peers_.size()];
+    const Peer& peer = peers_.in_turn(++digest_peer_);
     if (!peer.live) continue;
     FrameWriter frame(self_.incarnation);
     frame.put(digest(now));
@@ -379,7 +349,8 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     // A part of it is here, or on its way by another node. What is missing may be there one by one: it is asked for
     // before the whole state is.
     if (std::exchange(origin.unfit, item.from) != item.from) origin.unfit_at = now;
-    if (now - origin.unfit_at > kChunkAgain + Nanos{2 * delay_.v}) return start_copy(peer.node, origin, now, effects);
+    if (now - origin.unfit_at > kChunkAgain + Nanos{2 * peers_.delay().v})
+      return start_copy(peer.node, origin, now, effects);
     note(origin, item.to, peer.node, now, {0});
     return;
   }
@@ -399,7 +370,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   if (!origin.complete()) {
     // The next one may be on its way.
     origin.attempts = 0;
-    origin.repair_at = now + Nanos{std::max(2 * kAskAgain, 4 * delay_.v)};
+    origin.repair_at = now + Nanos{std::max(2 * kAskAgain, 4 * peers_.delay().v)};
     repair_at_ = std::min(repair_at_, origin.repair_at);
   }
   ++stats_.chunks_applied;

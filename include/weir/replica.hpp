@@ -59,6 +59,7 @@
 #include "weir/keys.hpp"
 #include "weir/machine.hpp"
 #include "weir/origins.hpp"
+#include "weir/peers.hpp"
 #include "weir/shelf.hpp"
 #include "weir/slots.hpp"
 #include "weir/units.hpp"
@@ -229,33 +230,6 @@ class Replica final : public Machine {
   bool quarantined(NodeId peer) const noexcept;
 
  private:
-  struct Peer {
-    NodeId node;
-    std::uint64_t incarnation = 0;  // 0: not heard of yet
-    std::uint64_t introduced = 0;   // the last run that membership accepted
-    bool live = true;
-    bool behind = false;       // away, or back and catching up
-    bool quarantined = false;  // its births lie in the future
-    Nanos quarantined_at;
-    Nanos heard;
-    Nanos away_since = kNever;
-    std::uint64_t acked = 0;   // it has all of this node's records up to here
-    std::uint64_t spared = 0;  // it refuses those up to here for now: they aren't kept for its sake
-    std::uint64_t caught = 0;  // the head when it came back
-    Nanos echo;                // the time it last sent, by its clock,
-    Nanos echo_at;             // and when that came, by this one
-    bool timed = false;
-    Nanos offset;
-    Nanos round_trip;
-    Nanos copied;                                         // when it last was given segments of a copy,
-    std::uint64_t given = 0;                              // which (those of a moment ago aren't given twice),
-    std::uint64_t owed = 0;                               // and which it waits for
-    std::vector<std::pair<std::uint64_t, Nanos>> chunks;  // it was given lately, by what they follow, and when
-    std::vector<NodeId> unheard;                          // of the members: those that it doesn't hear, it said
-    Nanos unheard_at;
-    std::vector<NodeId> passes;  // live peers that its records reach through this node only
-    std::uint64_t served() const noexcept { return std::max(acked, spared); }
-  };
   struct Limiter {
     LimiterId id;
     LimiterSlot slot;
@@ -351,11 +325,8 @@ class Replica final : public Machine {
   void count_early(LimiterId id, Nanos now);
   void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
-  std::uint64_t stable(Nanos now) const noexcept;
 
   // replica_peers.cpp: signs of life, membership
-  Peer* find(NodeId node) noexcept;
-  const Peer* find(NodeId node) const noexcept;
   bool forgotten(const OriginId& id) const noexcept;
   bool belongs(const OriginId& id) const noexcept;
   std::size_t runs(NodeId node) const noexcept;
@@ -367,9 +338,6 @@ class Replica final : public Machine {
   void heartbeats(Nanos now, Effects& effects);
   void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
   void apply(Peer& peer, const SparedItem& item) noexcept;
-  bool doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept;
-  bool passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept;
-  void find_passes(Nanos now);
   void check_life(Nanos now);
   void went_away(Peer& peer, Nanos now);
   void came_back(Peer& peer, Nanos now, Effects& effects);
@@ -377,7 +345,6 @@ class Replica final : public Machine {
   void remove_member(NodeId node, Nanos now);
   void forget_history(Nanos now);
   void collect(Nanos now);
-  static void begin_quarantine(Peer& peer, Nanos now) noexcept;
   void end_quarantine(Peer& peer, Nanos now);
   void measure(Nanos now) noexcept;
   bool may_be_over(const OriginId& id, Nanos now) const noexcept;
@@ -387,10 +354,8 @@ class Replica final : public Machine {
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
   void repair(Nanos now, Effects& effects);
   void try_again(Origin& origin, Nanos now) noexcept;
-  Peer* whom_to_ask(const Origin& origin, Nanos now);
   void apply(Peer& peer, const NackItem& item, Nanos now, Effects& effects);
   void supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects);
-  bool is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const;
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
   std::vector<NackItem> beyond() const;
   static std::vector<Range> lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last);
@@ -438,7 +403,6 @@ class Replica final : public Machine {
   void unpark(Nanos now, Effects& effects);
 
   // replica_estates.cpp: what is unsent survives a crash
-  const Peer* next_live() const noexcept;
   void find_buddy(Nanos now);
   bool is_hot(const Limiter& limiter, const KeyState& state, std::int64_t least, Nanos now) const noexcept;
   void note_untold(const Limiter& limiter, const KeyState& state, Nanos now);
@@ -485,7 +449,7 @@ class Replica final : public Machine {
   bool introduces_ = false;  // runs count only once they are introduced
   std::vector<NodeId> members_;
   std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
-  std::vector<Peer> peers_;                     // neighbours, by node
+  Peers peers_;                                 // neighbours
   Slots<Limiter> limiters_;
   std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
@@ -493,7 +457,6 @@ class Replica final : public Machine {
   // There are more nodes than at that time, so shares are smaller: segments of keys that weren't looked at since.
   Nanos grown_at_ = kNever;
   std::size_t grown_next_ = 0;
-  Nanos delay_;  // the mean of half the round trips to live peers
 
   Keys keys_;
   Origins origins_;
