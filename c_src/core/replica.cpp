@@ -46,7 +46,7 @@ Replica::Replica(const ReplicaConfig& config)
       members_(config.members),
       peers_(config.neighbours, config.start),
       keys_(salt_of(config)),
-      history_(self_, config.history),
+      ledger_(self_, config.history),
       shelf_(config.max_shelved),
       estates_(config.max_estates),
       tells_(config.max_tells),
@@ -56,7 +56,7 @@ Replica::Replica(const ReplicaConfig& config)
   digest_peer_ = static_cast<std::size_t>(config.seed);
   measure(config.start);
   grown_at_ = kNever;
-  if (peers_.empty()) history_.begin_piece();  // those that come later will want to know
+  if (peers_.empty()) ledger_.history().begin_piece();  // those that come later will want to know
   // Timers of nodes that start together are spread over the interval.
   const auto spread = static_cast<std::int64_t>(config.seed % 1000);
   heartbeat_at_ = config.start + Nanos{config.heartbeat_interval.v / 1000 * spread};
@@ -228,7 +228,7 @@ Nanos Replica::wake() const noexcept {
 }
 
 bool Replica::quiet() const noexcept {
-  const bool complete = std::all_of(origins_.begin(), origins_.end(), [](const Origin& origin) {
+  const bool complete = std::all_of(ledger_.origins().begin(), ledger_.origins().end(), [](const Origin& origin) {
     return origin.complete() || origin.given_up || origin.held_off;
   });
   return due_.empty() && !copy_ && !claims_.waits() && complete;
@@ -236,9 +236,8 @@ bool Replica::quiet() const noexcept {
 
 Held Replica::held() const {
   Held held;
-  held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() +
-               claims_.held();
+  held.state = keys_.held() + ledger_.held() + due_.capacity() * sizeof(Key) + aging_.size() * sizeof(aging_.top()) +
+               parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() + claims_.held();
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
@@ -252,8 +251,8 @@ Held Replica::held() const {
   }
   held.state +=
       resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
-  held.fixed =
-      sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.held() + limiters_.held() + origins_.held();
+  held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.held() + limiters_.held() +
+               ledger_.origins().held();
   return held;
 }
 
@@ -572,10 +571,10 @@ void Replica::emit_reset(const Key& key, Nanos now, FrameWriter& frame) {
 
 void Replica::number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame) {
   const Subject subject{limiter.id, limiter.terms.version, key};
-  const std::uint64_t seq = history_.next();
+  const std::uint64_t seq = ledger_.history().next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
-  history_.append(now, frame.since(before), peers_.any_live(), limiter.terms.policy, subject, births);
+  ledger_.history().append(now, frame.since(before), peers_.any_live(), limiter.terms.policy, subject, births);
   ++stats_.records_sent;
   news(now);
 }
@@ -652,7 +651,7 @@ bool Replica::keep_key(KeyState state, Nanos now) {
 
 void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
-  recent_.clear();
+  ledger_.forget_look_ups();
   keys_.sweep(sweep_next_, [&](KeyState state) { return keep_key(state, now); });
   keys_.fit(sweep_next_);
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
@@ -672,23 +671,15 @@ void Replica::sweep(Nanos now) {
     const Limiter* const its = limiter(subject.limiter);
     return its != nullptr && its->terms.version == subject.version ? &its->terms.policy : nullptr;
   };
-  history_.tidy(policy_of, now);
+  ledger_.history().tidy(policy_of, now);
 }
 
 // Others' records that all have, or that are too old or too many.
 void Replica::trim_others(Nanos now) {
-  for (; !others_.empty(); others_.pop_front()) {
-    const bool past =
-        others_.bytes() > config_.history.others_bytes || Journal::older(others_.front(), now, config_.keep_others);
-    const RecordName name = record_name(others_.front().bytes, self_);
-    const Origin* const origin = origins_.find(name.origin);
-    const Peer* const peer = peers_.find(name.origin.node);
-    const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
-    if (!past && origin != nullptr && (awaited || name.seq > origin->stable)) return;
-    if (const auto at = recent_.find(name.origin); at != recent_.end()) {
-      at->second.remove(name.seq, {name.limiter.v, name.key.v});
-    }
-  }
+  ledger_.trim(now, config_.history.others_bytes, config_.keep_others, [&](NodeId node) {
+    const Peer* const peer = peers_.find(node);
+    return peer != nullptr && !peer->passes.empty();  // by who can't be heard there
+  });
 }
 
 // Receiving.
@@ -742,7 +733,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const vector = std::get_if<VectorItem>(&item)) {
       apply(peer, *vector, now, effects);
     } else if (const auto* const theirs = std::get_if<DigestItem>(&item)) {
-      const DigestItem mine = digest(now);
+      const DigestItem mine = ledger_.digest(now);
       if (theirs->low != mine.low || theirs->high != mine.high) send_vector(peer, true, effects);
     } else if (const auto* const request = std::get_if<CopyRequestItem>(&item)) {
       apply(peer, *request, now, effects);
@@ -802,7 +793,7 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
 // place, and it would be asked for for ever.
 void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   if (item.origin == self_) return;
-  Origin* origin = origins_.find(item.origin);
+  Origin* origin = ledger_.origins().find(item.origin);
   if (origin == nullptr) {
     if (!belongs(item.origin)) {
       ++stats_.refused;
@@ -826,7 +817,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
 
   keep_for_others(peer, item, births, now);
   end_copy_of(item.origin, item.seq, item.subject, births, now);
-  if (floors_.covers(item.subject.key, item.origin, item.seq)) return;
+  if (ledger_.floors().covers(item.subject.key, item.origin, item.seq)) return;
   take_in(item.subject, births, now, Receipt::news);
   ++stats_.records_applied;
   news(now);
@@ -896,11 +887,7 @@ void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::spa
   relay_.clear();
   const std::size_t before = relay_.size();
   relay_.record(item.origin, true, item.seq, item.subject, births);
-  others_.append(now, relay_.since(before));
-  if (const auto at = recent_.find(item.origin); at != recent_.end()) {
-    const bool is_births = !reset_time(item.subject.key, births) && !is_estate(births);
-    at->second.add(item.seq, {item.subject.limiter.v, item.subject.key.v}, is_births);
-  }
+  ledger_.keep(now, relay_.since(before), item, births);
   trim_others(now);
   // What doesn't fit will be asked for.
   if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + relay_.size() <= kFrameMax)

@@ -42,12 +42,12 @@ void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects&
 const Peer* Replica::choose_donor() const {
   std::vector<const Peer*> donors;
   std::vector<const Peer*> costly;
-  const Records records = own_records();
+  const Records records = ledger_.own_records();
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_.in_turn(i + static_cast<std::size_t>(config_.seed));
     const bool unfit = std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end();
     if (!peer.live || peer.quarantined || unfit) continue;
-    (loses_births({{{self_, peer.acked}}, {}}, records) ? costly : donors).push_back(&peer);
+    (ledger_.lost_beyond({{{self_, peer.acked}}, {}}, records) > 0 ? costly : donors).push_back(&peer);
   }
   if (donors.empty()) donors = std::move(costly);
   if (donors.empty()) return nullptr;
@@ -142,19 +142,11 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   give(now, effects);
 }
 
-// What a segment is true for: what this node has seen, and what the segment was copied with.
-Floor Replica::floor_of(std::uint8_t segment) const {
-  Floor floor{vector(), beyond()};
-  for (const auto& [node, incarnation] : collected_) floor.upto.push_back({{{node}, incarnation}, kForgotten});
-  const Floor* const copied = floors_.find(segment);
-  return copied == nullptr ? floor : floor.joined(*copied);
-}
-
 void Replica::give(Nanos now, Effects& effects) {
   // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
   const auto has_too_many = [](const auto& ranges) { return ranges.size() > kRangesMax; };
-  const bool too_many_holes =
-      std::any_of(origins_.begin(), origins_.end(), [&](const Origin& origin) { return has_too_many(origin.beyond); });
+  const bool too_many_holes = std::any_of(ledger_.origins().begin(), ledger_.origins().end(),
+                                          [&](const Origin& origin) { return has_too_many(origin.beyond); });
   std::size_t given = 0;
   for (Peer& peer : peers_) {
     if (!can_give() || too_many_holes || !peer.live) peer.owed = 0;
@@ -166,8 +158,8 @@ void Replica::give(Nanos now, Effects& effects) {
       const auto segment = static_cast<std::uint8_t>(std::countr_zero(peer.owed));
       const std::size_t keys = keys_.size(segment);
       if (given != 0 && given + keys > kStepKeys) break;
-      if (head.vector.empty() || !floors_.empty()) {
-        Floor floor = floor_of(segment);
+      if (head.vector.empty() || !ledger_.floors().empty()) {
+        Floor floor = ledger_.floor_of(segment);
         head.vector = std::move(floor.upto);
         head.beyond = std::move(floor.beyond);
       }
@@ -310,7 +302,7 @@ std::uint64_t Replica::to_place() const noexcept {
 
 void Replica::place_segments(Nanos now, Effects& effects) {
   std::size_t keys = 0;
-  const Records own = own_records();
+  const Records own = ledger_.own_records();
   for (std::uint64_t left = to_place(); left != 0; left &= left - 1) {
     const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
     std::size_t its = std::max<std::size_t>(1, keys_.size(segment));
@@ -360,54 +352,6 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
   keys_.fit(segment);
 }
 
-// A record of one of the logs, decoded.
-Frame Replica::framed(std::span<const std::byte> record) const {
-  FrameWriter writer(self_.incarnation);
-  writer.raw(record);
-  Frame frame;
-  [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, frame);
-  assert(error == FrameError::none);
-  return frame;
-}
-
-// Those that are in the history one by one, in order.
-Replica::Records Replica::own_records() const {
-  Records records;
-  history_.for_each_record(
-      [&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace_back(seq, record); });
-  return records;
-}
-
-// Calls record(bytes) and piece(its births) for the own published births that a floor doesn't cover. Returns how many
-// records of these are not in the history any more.
-std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& records,
-                                         const std::function<void(std::span<const std::byte>)>& record,
-                                         const std::function<void(const Piece&)>& piece) const {
-  std::uint64_t lost = 0;
-  auto next = records.begin();
-  for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
-    // A piece of which the floor covers a part can't be told from that part.
-    if (const Piece* const whole = history_.piece_from(at); whole != nullptr && floor.late(self_, at, whole->to) == 0) {
-      piece(*whole);
-      at = whole->to;
-      continue;
-    }
-    while (next != records.end() && next->first <= at) ++next;
-    if (next != records.end() && next->first == at + 1) {
-      if (floor.late(self_, at, at + 1) == 0) record(next->second);
-      ++at;
-      continue;
-    }
-    std::uint64_t to = next == records.end() ? history_.head() : next->first - 1;
-    for (const Piece& later : history_.pieces()) {
-      if (later.from > at) to = std::min(to, later.from);
-    }
-    lost += to - at - floor.late(self_, at, to);
-    at = to;
-  }
-  return lost;
-}
-
 // (Rule R goes by the copy: it is what is published here now.)
 void Replica::put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now) {
   const std::optional<Estate> estate = estate_of(births);
@@ -416,11 +360,11 @@ void Replica::put_own(const Floor& floor, const Subject& subject, std::span<cons
 }
 
 void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now) {
-  own_births_beyond(
+  ledger_.own_births_beyond(
       floor, records,
       [&](std::span<const std::byte> record) {
         if (Keys::segment_of(record_name(record, self_).key) != segment) return;
-        const Frame own = framed(record);
+        const Frame own = ledger_.framed(record);
         const auto& item = std::get<RecordItem>(own.items.front());
         put_own(floor, item.subject, own.set(item.set), now);
       },
@@ -435,11 +379,6 @@ void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Rec
           if (Keys::segment_of(subject.key) == segment) put_own(floor, subject, estate.load().intervals(), now);
         }
       });
-}
-
-bool Replica::loses_births(const Floor& floor, const Records& records) const {
-  return own_births_beyond(
-             floor, records, [](std::span<const std::byte>) {}, [](const Piece&) {}) > 0;
 }
 
 // Judging.
@@ -468,22 +407,12 @@ bool Replica::donor_is_unfit(Nanos now) {
   return true;
 }
 
-// Others' records that are here would be added to the copy.
-bool Replica::is_better(const Floor& floor, bool loses) const {
-  Origins kept;
-  others_.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
-    kept.add(name.origin).mark(name.seq);
-  });
-  return is_ahead(floor, std::move(kept), origins_, self_, loses, [&](const OriginId& id) { return forgotten(id); });
-}
-
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
 bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
-  const Records records = own_records();
+  const Records records = ledger_.own_records();
   const std::vector<const Floor*> apart = floors.unlike();
-  const bool loses =
-      std::any_of(apart.begin(), apart.end(), [&](const Floor* floor) { return loses_births(*floor, records); });
+  const bool loses = std::any_of(apart.begin(), apart.end(),
+                                 [&](const Floor* floor) { return ledger_.lost_beyond(*floor, records) > 0; });
   if (loses) {
     losing_since_ = std::min(losing_since_, now);
     if (now - losing_since_ < kOnTheWay) {
@@ -492,7 +421,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
     }
   }
   losing_since_ = kNever;
-  if (config_.joining || is_better(floors.common(), loses)) {
+  if (config_.joining || ledger_.is_better(floors.common(), loses)) {
     copies_refused_ = 0;
     return true;
   }
@@ -502,7 +431,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
 }
 
 void Replica::end_copy(Nanos now, Effects& effects) {
-  floors_.replace(copy_->true_for);
+  ledger_.floors().replace(copy_->true_for);
   copy_.reset();
   config_.joining = false;
   unpark(now, effects);
@@ -510,23 +439,21 @@ void Replica::end_copy(Nanos now, Effects& effects) {
 
 // From now on the vector says what the copy is true for.
 void Replica::stand_at(const Floor& floor, Nanos now) {
-  for (Origin& origin : origins_) {
+  for (Origin& origin : ledger_.origins()) {
     origin.upto = 0;
     origin.beyond.clear();
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.upto != kForgotten || !may_be_over(entry.origin, now)) continue;
-    auto& last = collected_[entry.origin.node.v];
-    last = std::max(last, entry.origin.incarnation);
-    origins_.forget(entry.origin);
+    ledger_.forget_upto(entry.origin);
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.origin == self_ || entry.upto == kForgotten) continue;
-    if (forgotten(entry.origin)) continue;
+    if (ledger_.forgotten(entry.origin)) continue;
     run_of(entry.origin, now).advance(entry.upto);
   }
   for (const NackItem& late : floor.beyond) {
-    Origin* const origin = origins_.find(late.origin);
+    Origin* const origin = ledger_.origins().find(late.origin);
     if (origin == nullptr) continue;
     for (const Range& range : late.ranges) origin->mark(range);
   }
@@ -534,16 +461,8 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
 
 // Others' records that the copy lacks: the donor may never get them, if their origin is dead.
 void Replica::add_others(Peer& donor, Nanos now) {
-  const Journal kept = std::exchange(others_, Journal{});
-  recent_.clear();
-  kept.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
-    const Origin* const origin = origins_.find(name.origin);
-    if (origin != nullptr && origin->seen(name.seq)) {
-      others_.append(now, entry.bytes);
-      return;
-    }
-    const Frame frame = framed(entry.bytes);
+  ledger_.take_unseen(now, [&](std::span<const std::byte> record) {
+    const Frame frame = ledger_.framed(record);
     apply(donor, frame, std::get<RecordItem>(frame.items.front()), now);
   });
 }
@@ -555,14 +474,13 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   copy_.reset();
   config_.joining = false;
   const Floor common = copy.true_for.common();
-  stats_.lost_own_records += own_births_beyond(
-      common, own_records(), [](std::span<const std::byte>) {}, [](const Piece&) {});
+  stats_.lost_own_records += ledger_.lost_beyond(common, ledger_.own_records());
   stand_at(common, now);
-  floors_ = copy.true_for;
+  ledger_.floors() = copy.true_for;
   if (Peer* const donor = peers_.find(copy.donor)) add_others(*donor, now);
-  for (Origin& origin : origins_) note(origin, origin.known, origin.via, now, {0});
+  for (Origin& origin : ledger_.origins()) note(origin, origin.known, origin.via, now, {0});
   ++stats_.copies;
-  floors_.drop(origins_, self_);
+  ledger_.floors().drop(ledger_.origins(), self_);
   unpark(now, effects);
   news(now, true);
 }

@@ -7,12 +7,6 @@
 namespace weir {
 namespace {
 
-// How long the records of a run that ended may still come from others' logs, before the run is forgotten and refused.
-constexpr Nanos kKeepDead{60'000'000'000};
-// Runs of one node that are known at a time: of one that restarts more often than that, the oldest are forgotten early.
-constexpr std::size_t kRunsMax = 16;
-// Nodes of which forgotten runs are refused, though they are no members any more: they may be registered again.
-constexpr std::size_t kCollectedMax = std::size_t{1} << 16;
 // Incarnations are the milliseconds of a run's start, or one more than the last.
 constexpr std::uint64_t kDayMs = 86'400'000;
 
@@ -34,58 +28,32 @@ void Replica::introduce(const Introduced& run) noexcept {
   if (Peer* const peer = peers_.find(run.node)) peer->introduced = run.incarnation;
 }
 
-bool Replica::forgotten(const OriginId& id) const noexcept {
-  const auto last = collected_.find(id.node.v);
-  return last != collected_.end() && id.incarnation <= last->second;
-}
-
 // Whether a run that isn't known yet may become so by what others tell of it.
 bool Replica::belongs(const OriginId& id) const noexcept {
   const auto left = [&](const auto& entry) { return entry.first == id.node; };
   const bool known =
       std::binary_search(members_.begin(), members_.end(), id.node) || std::any_of(left_.begin(), left_.end(), left);
-  return known && !forgotten(id) && runs(id.node) < kRunsMax;
+  return known && !ledger_.forgotten(id) && ledger_.runs(id.node) < Ledger::kRunsMax;
 }
 
-std::size_t Replica::runs(NodeId node) const noexcept {
-  return static_cast<std::size_t>(
-      std::count_if(origins_.begin(), origins_.end(), [&](const Origin& origin) { return origin.id.node == node; }));
-}
-
-// The entry of a run, made if there is none. All runs of a node but its last are over: the last that was heard from
-// itself, if it is a neighbour. What others say of later ones can't end it.
+// The last run of a neighbour is the one that was heard from itself.
 Origin& Replica::run_of(const OriginId& id, Nanos now) {
-  origins_.add(id);
   const Peer* const peer = peers_.find(id.node);
   const bool member = std::binary_search(members_.begin(), members_.end(), id.node) && id.node != self_.node;
-  for (auto at = origins_.begin(); at != origins_.end(); ++at) {
-    const auto next = std::next(at);
-    const bool later = next != origins_.end() && next->id.node == at->id.node;
-    const bool heard = peer != nullptr && peer->incarnation != 0;
-    const bool over = !member || (heard ? at->id.incarnation < peer->incarnation : later);
-    if (at->id.node != id.node || !over) continue;
-    if (at->dead_since == kNever) at->attempts = 0;  // as in went_away
-    at->dead_since = std::min(at->dead_since, now);
-  }
-  return *origins_.find(id);
+  return ledger_.run_of(id, member, peer == nullptr ? 0 : peer->incarnation, now);
 }
 
 // Notes the run that a frame comes from. False for runs that are over and forgotten, and for those that nobody
 // introduced. Frames of the last run that come late are welcome: their births are true.
 bool Replica::enroll(Peer& peer, std::uint64_t incarnation, Nanos now) {
   if (introduces_ && incarnation > peer.introduced) return false;
-  if (forgotten({peer.node, incarnation})) return false;
+  if (ledger_.forgotten({peer.node, incarnation})) return false;
   if (incarnation <= peer.incarnation) return true;
   const bool restarted = peer.incarnation != 0;
   const OriginId before{peer.node, peer.incarnation};
   // It knows nothing of what its last run had, and will copy it.
   peer.begin_run(incarnation);
-  if (origins_.find({peer.node, incarnation}) == nullptr && runs(peer.node) >= kRunsMax) {
-    const auto oldest = std::find_if(origins_.begin(), origins_.end(),
-                                     [&](const Origin& origin) { return origin.id.node == peer.node; });
-    // Those that are later than what the node itself says were made up.
-    oldest->id.incarnation < incarnation ? forget_run(oldest->id) : origins_.erase(OriginId(oldest->id));
-  }
+  ledger_.make_room_for({peer.node, incarnation});
   run_of({peer.node, incarnation}, now).dead_since = kNever;
   find_buddy(now);
   if (restarted) {
@@ -128,21 +96,21 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
   const std::int64_t missed = std::max<std::int64_t>(0, (now - heartbeat_at_).v / config_.heartbeat_interval.v);
   heartbeat_at_ = heartbeat_at_ + Nanos{(missed + 1) * config_.heartbeat_interval.v};
   const bool lost_someone = lost_lately(now);
-  const DigestItem mine = lost_someone ? digest(now) : DigestItem{};
+  const DigestItem mine = lost_someone ? ledger_.digest(now) : DigestItem{};
   UnheardItem unheard;
   for (const Peer& peer : peers_) {
     if (!peer.live && unheard.nodes.size() < kVectorMax) unheard.nodes.push_back(peer.node);
   }
-  heads_ = {heads_.back(), history_.head()};
+  heads_ = {heads_.back(), ledger_.history().head()};
   for (const Peer& peer : peers_) {
     HeartbeatItem beat;
     beat.sent = now;
     beat.echo = peer.echo;
     beat.held = peer.echo.v == 0 ? Nanos{0} : now - peer.echo_at;
-    beat.head = history_.head();
-    beat.stable = peers_.stable(history_.head(), now, config_.keep_others);
+    beat.head = ledger_.history().head();
+    beat.stable = peers_.stable(ledger_.history().head(), now, config_.keep_others);
     beat.receiver_incarnation = peer.incarnation;
-    const Origin* const theirs = origins_.find({peer.node, peer.incarnation});
+    const Origin* const theirs = ledger_.origins().find({peer.node, peer.incarnation});
     beat.ack = theirs == nullptr ? 0 : theirs->upto;
     FrameWriter frame(self_.incarnation);
     frame.put(beat);
@@ -156,19 +124,19 @@ void Replica::heartbeats(Nanos now, Effects& effects) {
 }
 
 void Replica::apply(Peer& peer, const SparedItem& item) noexcept {
-  if (item.receiver_incarnation == self_.incarnation) peer.spared = std::min(item.upto, history_.head());
+  if (item.receiver_incarnation == self_.incarnation) peer.spared = std::min(item.upto, ledger_.history().head());
 }
 
 void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
   if (!peer.note_beat(item, now, config_.peer_timeout)) return;
   if (item.receiver_incarnation == self_.incarnation) {
-    peer.acknowledge(item.ack, history_.head());
+    peer.acknowledge(item.ack, ledger_.history().head());
     if (peer.measure(item, now)) {
       measure(now);
       if (peer.quarantined && peer.offset < config_.future_bound) end_quarantine(peer, now);
     }
   }
-  if (Origin* const origin = origins_.find({peer.node, peer.incarnation})) {
+  if (Origin* const origin = ledger_.origins().find({peer.node, peer.incarnation})) {
     const Nanos patience{std::clamp<std::int64_t>(peer.round_trip.v / 2, 1'000'000, config_.coalesce_most.v)};
     // What others told of it beyond its own word does not exist.
     origin->forget_beyond(item.head + kNumbersAhead);
@@ -183,7 +151,7 @@ void Replica::apply(Peer& peer, const HeartbeatItem& item, Nanos now) {
 
 void Replica::end_quarantine(Peer& peer, Nanos now) {
   const bool was_short = peer.end_quarantine(now);
-  Origin* const origin = origins_.find({peer.node, peer.incarnation});
+  Origin* const origin = ledger_.origins().find({peer.node, peer.incarnation});
   // A peer whose clock is right again still has records of the future: those that are tried don't make the next try
   // come sooner.
   if (origin == nullptr || !origin->held_off || was_short) return;
@@ -208,13 +176,13 @@ void Replica::check_life(Nanos now) {
 
 void Replica::went_away(Peer& peer, Nanos now) {
   ++stats_.absences;
-  history_.pin(peer.served());
-  history_.begin_piece();
+  ledger_.history().pin(peer.served());
+  ledger_.history().begin_piece();
   peer.live = false;
   peer.behind = true;
   peer.owed = 0;
   peer.away_since = now;
-  for (Origin& origin : origins_) {
+  for (Origin& origin : ledger_.origins()) {
     if (origin.id.node == peer.node) origin.attempts = 0;  // from now on others are asked for what is missing
   }
   measure(now);
@@ -228,8 +196,8 @@ void Replica::came_back(Peer& peer, Nanos now, Effects& effects) {
   peer.live = true;
   peer.away_since = kNever;
   // Its piece ends here: what comes now it gets record by record.
-  peer.caught = history_.head();
-  peers_.away() != 0 ? history_.begin_piece() : history_.end_piece();
+  peer.caught = ledger_.history().head();
+  peers_.away() != 0 ? ledger_.history().begin_piece() : ledger_.history().end_piece();
   measure(now);
   if (live_ == members_.size()) drop_shadows(now);
   send_vector(peer, true, effects);
@@ -240,9 +208,9 @@ void Replica::add_member(NodeId node, Nanos now) {
   if (node == self_.node || std::binary_search(members_.begin(), members_.end(), node)) return;
   members_.insert(std::lower_bound(members_.begin(), members_.end(), node), node);
   std::erase_if(left_, [&](const auto& entry) { return entry.first == node; });
-  if (peers_.empty()) history_.end_piece();
+  if (peers_.empty()) ledger_.history().end_piece();
   // It may copy what there was from others; else it is supplied.
-  peers_.add(node, history_.head(), now);
+  peers_.add(node, ledger_.history().head(), now);
   measure(now);
   heartbeat_at_ = std::min(heartbeat_at_, now);
 }
@@ -252,7 +220,7 @@ void Replica::remove_member(NodeId node, Nanos now) {
   left_.emplace_back(node, now);
   if (const Peer* const peer = peers_.find(node)) declare_dead({node, peer->incarnation}, now);
   peers_.remove(node);
-  for (Origin& origin : origins_) {
+  for (Origin& origin : ledger_.origins()) {
     if (origin.id.node == node) origin.dead_since = std::min(origin.dead_since, now);
   }
   claims_.forget(node);
@@ -266,11 +234,12 @@ void Replica::remove_member(NodeId node, Nanos now) {
 void Replica::forget_history(Nanos now) {
   if (copy_) return;           // it may be true for less than its donor has acknowledged since
   if (peers_.empty()) return;  // nobody has anything
-  const auto [all, away, any_away] = peers_.needs(history_.head());
-  if (!any_away) history_.end_piece();
+  const auto [all, away, any_away] = peers_.needs(ledger_.history().head());
+  if (!any_away) ledger_.history().end_piece();
   // What is passed on to a peer that is away comes to it a little later than to others.
-  history_.forget(all, away,
-                  any_away ? std::min(peers_.stable(history_.head(), now, config_.keep_others), heads_.front()) : all);
+  ledger_.history().forget(
+      all, away,
+      any_away ? std::min(peers_.stable(ledger_.history().head(), now, config_.keep_others), heads_.front()) : all);
 }
 
 // Whether a run can be over, as a copy says. A run that is heard, or one of tomorrow, is not.
@@ -285,7 +254,7 @@ bool Replica::may_be_over(const OriginId& id, Nanos now) const noexcept {
 bool Replica::plausible(const CopyItem& item) const noexcept {
   return std::all_of(item.vector.begin(), item.vector.end(), [&](const VectorEntry& entry) {
     const Peer* const peer = peers_.find(entry.origin.node);
-    const Origin* const origin = origins_.find(entry.origin);
+    const Origin* const origin = ledger_.origins().find(entry.origin);
     const bool heard = peer != nullptr && peer->live && peer->incarnation == entry.origin.incarnation &&
                        origin != nullptr && origin->head != 0;
     if (entry.upto == kForgotten || !heard) return true;
@@ -293,25 +262,11 @@ bool Replica::plausible(const CopyItem& item) const noexcept {
   });
 }
 
-void Replica::forget_run(const OriginId id) {
-  auto& upto = collected_[id.node.v];
-  upto = std::max(upto, id.incarnation);
-  origins_.erase(id);
-}
-
 // Runs that are over are forgotten, and refused from then on.
 void Replica::collect(Nanos now) {
-  std::vector<OriginId> over;
-  for (const Origin& origin : origins_) {
-    if (origin.dead_since != kNever && now - origin.dead_since > kKeepDead) over.push_back(origin.id);
-  }
-  for (const OriginId& id : over) forget_run(id);
-  std::erase_if(left_, [&](const auto& entry) { return now - entry.second > kKeepDead; });
-  floors_.drop(origins_, self_);
-  if (collected_.size() <= kCollectedMax) return;
-  std::erase_if(collected_, [&](const auto& entry) {
-    return !std::binary_search(members_.begin(), members_.end(), NodeId{entry.first});
-  });
+  ledger_.forget_over(now);
+  std::erase_if(left_, [&](const auto& entry) { return now - entry.second > Ledger::kKeepDead; });
+  ledger_.bound_forgotten([&](NodeId node) { return std::binary_search(members_.begin(), members_.end(), node); });
 }
 
 }  // namespace weir

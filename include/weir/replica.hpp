@@ -34,6 +34,11 @@
 // Overshoot: zero at zero delay with hits of 1; about (arrival rate * delay) at a delay; hits above the share may
 // exceed by (N-1)/N of the slack, once a bucket, unless LargeHits::claim asks the others first.
 //
+// Its parts answer for themselves, each by its header alone: which records were seen and are held (ledger.hpp), who can
+// be reached and what they have (peers.hpp), what copied segments are true for (floor.hpp), hits that ask first
+// (claims.hpp), keys (keys.hpp), estates (estate.hpp), births of unknown limiters (shelf.hpp). The replica hands them
+// what happens, and turns what they answer into frames and levels.
+//
 // Thread safety: none; one step at a time. Complexity: a decision is a look-up and a few comparisons; a record from
 // elsewhere one merge of interval sets; ticks are linear in the number of peers; sweeps visit one of 64 segments a
 // second.
@@ -55,10 +60,9 @@
 #include "weir/estate.hpp"
 #include "weir/floor.hpp"
 #include "weir/frame.hpp"
-#include "weir/history.hpp"
 #include "weir/keys.hpp"
+#include "weir/ledger.hpp"
 #include "weir/machine.hpp"
-#include "weir/origins.hpp"
 #include "weir/peers.hpp"
 #include "weir/shelf.hpp"
 #include "weir/slots.hpp"
@@ -209,7 +213,7 @@ class Replica final : public Machine {
   IntervalSet unsent(LimiterId limiter, KeyHash key) const;
   // Births of nodes that died, which count here by their estates.
   IntervalSet inherited(LimiterId limiter, KeyHash key) const;
-  std::vector<VectorEntry> vector() const;
+  std::vector<VectorEntry> vector() const { return ledger_.vector(); }
   // Nodes that take part now, this one too; those that it can't hear itself are taken to live.
   std::size_t live() const noexcept { return live_; }
   std::size_t registered() const noexcept { return members_.size(); }
@@ -217,9 +221,9 @@ class Replica final : public Machine {
   // Segments of a copy are put in place, or of this node's are given: the next steps take long. Keys are not to be
   // carried meanwhile.
   bool moves_segments() const noexcept { return (copy_ && (copy_->placed | to_place()) != 0) || gives(); }
-  std::uint64_t dropped() const noexcept { return history_.dropped(); }
+  std::uint64_t dropped() const noexcept { return ledger_.history().dropped(); }
   std::size_t keys() const noexcept { return keys_.size(); }
-  std::size_t log_bytes() const noexcept { return history_.log_bytes(); }
+  std::size_t log_bytes() const noexcept { return ledger_.history().log_bytes(); }
   Overshoot overshoot(LimiterId limiter, KeyHash key, Nanos now) const;
   // The most that any key of the limiter has exceeded its capacity by when births of others became known, since the
   // limiter was made or changed, with what was expected then.
@@ -245,7 +249,7 @@ class Replica final : public Machine {
     Tokens admitted;
     StoredSet set;
   };
-  using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
+  using Records = Ledger::Records;
   struct CopyPart {
     CopyItem item;
     std::vector<Interval> intervals;
@@ -273,14 +277,6 @@ class Replica final : public Machine {
     Floors floors;         // of segments that came
     // Of all rounds: what the segments in place are true for.
     Floors true_for;
-  };
-
-  // The records of an origin that are in `others_`.
-  struct Recent {
-    std::vector<std::uint64_t> seqs;                           // ascending
-    std::unordered_map<Key, std::uint64_t, Tells::Hash> last;  // of each key the last record of its births
-    void add(std::uint64_t seq, const Key& key, bool births);
-    void remove(std::uint64_t seq, const Key& key);
   };
 
   // How births came: as news, some time late, or in a copy.
@@ -327,11 +323,8 @@ class Replica final : public Machine {
   void trim_others(Nanos now);
 
   // replica_peers.cpp: signs of life, membership
-  bool forgotten(const OriginId& id) const noexcept;
   bool belongs(const OriginId& id) const noexcept;
-  std::size_t runs(NodeId node) const noexcept;
   Origin& run_of(const OriginId& id, Nanos now);
-  void forget_run(OriginId id);
   bool enroll(Peer& peer, std::uint64_t incarnation, Nanos now);
   void introduce(const Introduced& run) noexcept;
   void tick(Nanos now, Effects& effects);
@@ -357,11 +350,8 @@ class Replica final : public Machine {
   void apply(Peer& peer, const NackItem& item, Nanos now, Effects& effects);
   void supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
-  std::vector<NackItem> beyond() const;
-  static std::vector<Range> lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last);
   void send_vector(const Peer& peer, bool answer, Effects& effects);
   void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
-  DigestItem digest(Nanos now) const;
   bool lost_lately(Nanos now) const noexcept;
   void send_digest(Nanos now, Effects& effects);
   void news(Nanos now, bool of_members = false) noexcept;
@@ -376,7 +366,6 @@ class Replica final : public Machine {
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   bool can_give() const noexcept;
   bool gives() const noexcept;
-  Floor floor_of(std::uint8_t segment) const;
   void give(Nanos now, Effects& effects);
   void give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
@@ -384,18 +373,11 @@ class Replica final : public Machine {
   std::uint64_t to_place() const noexcept;
   void place_segments(Nanos now, Effects& effects);
   void place_segment(std::uint8_t segment, const Records& own, Nanos now);
-  Frame framed(std::span<const std::byte> record) const;
-  Records own_records() const;
-  std::uint64_t own_births_beyond(const Floor& floor, const Records& records,
-                                  const std::function<void(std::span<const std::byte>)>& record,
-                                  const std::function<void(const Piece&)>& piece) const;
   void put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now);
   void add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now);
-  bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
   bool donor_is_unfit(Nanos now);
   bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
-  bool is_better(const Floor& floor, bool loses) const;
   void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
   void add_others(Peer& donor, Nanos now);
@@ -410,7 +392,6 @@ class Replica final : public Machine {
   void apply(const Peer& peer, const Frame& frame, const TellItem& item, Nanos now, Effects& effects);
   void apply(const RetellItem& item, Nanos now);
   bool may_have_applied(const OriginId& origin, const Key& key, std::uint64_t position);
-  Recent& recent(const OriginId& origin);
   void inherit(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void hold(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void end_copy_of(const OriginId& origin, std::uint64_t seq, const Subject& subject, std::span<const Interval> births,
@@ -451,7 +432,6 @@ class Replica final : public Machine {
   std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
   Peers peers_;                                 // neighbours
   Slots<Limiter> limiters_;
-  std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
   std::size_t live_ = 1;  // see live()
   // There are more nodes than at that time, so shares are smaller: segments of keys that weren't looked at since.
@@ -459,9 +439,7 @@ class Replica final : public Machine {
   std::size_t grown_next_ = 0;
 
   Keys keys_;
-  Origins origins_;
-  History history_;
-  Journal others_;
+  Ledger ledger_;
   Shelf shelf_;
 
   std::deque<Admission> early_;  // of limiters that aren't known yet, at most kEarlyMost
@@ -487,15 +465,13 @@ class Replica final : public Machine {
   std::uint32_t copies_refused_ = 0;
   std::vector<std::pair<NodeId, Bytes>> parked_;
   std::size_t parked_bytes_ = 0;
-  Floors floors_;
 
   Estates estates_;
   std::vector<std::pair<Estates::Place, std::uint32_t>> estates_due_;  // to be published, with the limiter's version
   Tells tells_;
   OriginId buddy_;  // who is told; of incarnation 0: nobody
   Nanos tell_at_ = kNever;
-  std::map<OriginId, Recent> recent_;  // of those that were asked for since the last sweep
-  FrameWriter numbered_;               // records that were numbered outside of a step
+  FrameWriter numbered_;  // records that were numbered outside of a step
 
   Nanos heartbeat_at_;
   std::array<std::uint64_t, 2> heads_{};  // of this node's records, at the last heartbeats
