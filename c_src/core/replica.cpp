@@ -44,25 +44,19 @@ Replica::Replica(const ReplicaConfig& config)
     : config_(config),
       self_{config.self, config.incarnation},
       members_(config.members),
+      peers_(config.neighbours, config.start),
       keys_(salt_of(config)),
-      history_(self_, config.history),
+      ledger_(self_, config.history),
       shelf_(config.max_shelved),
       estates_(config.max_estates),
       tells_(config.max_tells),
       numbered_(config.incarnation) {
   std::sort(members_.begin(), members_.end());
-  for (const NodeId node : config.neighbours) {
-    Peer peer;
-    peer.node = node;
-    peer.heard = config.start;
-    peers_.push_back(peer);
-  }
-  std::sort(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.node < b.node; });
   relays_ = peers_.size() + 1 < members_.size();
   digest_peer_ = static_cast<std::size_t>(config.seed);
   measure(config.start);
   grown_at_ = kNever;
-  if (peers_.empty()) history_.begin_piece();  // those that come later will want to know
+  if (peers_.empty()) ledger_.history().begin_piece();  // those that come later will want to know
   // Timers of nodes that start together are spread over the interval.
   const auto spread = static_cast<std::int64_t>(config.seed % 1000);
   heartbeat_at_ = config.start + Nanos{config.heartbeat_interval.v / 1000 * spread};
@@ -230,22 +224,20 @@ Nanos Replica::wake() const noexcept {
   if (copy_) next = std::min(next, copy_->deadline);
   if (to_place() != 0 || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
-  for (const Claim& pending : claims_) next = std::min(next, pending.deadline);
-  return next;
+  return std::min(next, claims_.deadline());
 }
 
 bool Replica::quiet() const noexcept {
-  const bool complete = std::all_of(origins_.begin(), origins_.end(), [](const Origin& origin) {
+  const bool complete = std::all_of(ledger_.origins().begin(), ledger_.origins().end(), [](const Origin& origin) {
     return origin.complete() || origin.given_up || origin.held_off;
   });
-  return due_.empty() && !copy_ && claims_.empty() && complete;
+  return due_.empty() && !copy_ && !claims_.waits() && complete;
 }
 
 Held Replica::held() const {
   Held held;
-  held.state = keys_.held() + history_.held() + others_.held() + due_.capacity() * sizeof(Key) +
-               aging_.size() * sizeof(aging_.top()) + parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() +
-               claims_.capacity() * sizeof(Claim) + tentative_.capacity() * sizeof(Tentative);
+  held.state = keys_.held() + ledger_.held() + due_.capacity() * sizeof(Key) + aging_.size() * sizeof(aging_.top()) +
+               parked_bytes_ + shelf_.held() + estates_.held() + tells_.held() + claims_.held();
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
@@ -259,8 +251,8 @@ Held Replica::held() const {
   }
   held.state +=
       resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
-  held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.capacity() * sizeof(Peer) +
-               limiters_.held() + origins_.held();
+  held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.held() + limiters_.held() +
+               ledger_.origins().held();
   return held;
 }
 
@@ -295,16 +287,16 @@ std::int64_t Replica::share(const Limiter& limiter, const KeyState& state, Nanos
 // Births that other nodes have probably admitted and that are not here yet. Whole tokens only: a fraction, rounded up,
 // would deny one token of a small limiter for ever.
 Tokens Replica::on_the_way(Tokens capacity, const KeyState& state, Nanos now) const noexcept {
-  if (!state || delay_ < config_.long_delay) return {0};
+  if (!state || peers_.delay() < config_.long_delay) return {0};
   const std::int64_t rate = std::min<std::int64_t>(state.remote_per_second(capacity, now).v, 1'000'000'000);
-  return {rate * (delay_.v / 1000) / 2 / 1'000'000};
+  return {rate * (peers_.delay().v / 1000) / 2 / 1'000'000};
 }
 
 bool Replica::admits(const Limiter& limiter, const KeyState& state, KeyHash key, Tokens hits, Nanos now) const {
   const ReplicatedTerms& terms = limiter.terms;
   if (terms.partition == Partition::closed && minority()) return false;
   if (hits > terms.policy.capacity) return false;
-  Tokens asked = hits + claimed_by_others(limiter.id, key);
+  Tokens asked = hits + claims_.of_others(limiter.id, key);
   asked = asked + on_the_way(terms.policy.capacity, state, now);
   return asked <= terms.policy.capacity && Tat(tat_of(limiter, state)).admits(terms.policy, asked, now);
 }
@@ -395,7 +387,7 @@ void Replica::catch_up(LimiterId id, KeyHash key, Nanos tat, Nanos now) {
   const KeyState state = keys_.find(its->slot, key);
   if (tat_of(*its, state) >= tat) return;
   const Tokens known = Tat(tat_of(*its, state)).level(policy, now);
-  const Tokens more = Tat(tat).level(policy, now) - known - claimed_by_others(id, key);
+  const Tokens more = Tat(tat).level(policy, now) - known - claims_.of_others(id, key);
   const Tokens estimate = on_the_way(policy.capacity, state, now);
   if (more > estimate) admit(*its, key, more - estimate, now);
 }
@@ -468,7 +460,7 @@ void Replica::tell_level(const Limiter& limiter, KeyHash key, const KeyState& st
   const Nanos tat = tat_of(limiter, state);
   const Tokens estimate = on_the_way(policy.capacity, state, now);
   const bool sure = limiter.terms.large_hits == LargeHits::owner;
-  const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claimed_by_others(limiter.id, key) + estimate);
+  const Tokens more = sure ? Tokens{0} : std::min(policy.capacity, claims_.of_others(limiter.id, key) + estimate);
   const Key name{limiter.id.v, key.v};
   if (more.v > 0 && estimate.v > 0 && (estimated_.empty() || estimated_.back() != name)) estimated_.push_back(name);
   const Nanos told = more.v == 0 ? tat : std::max(tat, now) + more * policy.interval;
@@ -579,11 +571,10 @@ void Replica::emit_reset(const Key& key, Nanos now, FrameWriter& frame) {
 
 void Replica::number(const Limiter& limiter, KeyHash key, const IntervalSet& births, Nanos now, FrameWriter& frame) {
   const Subject subject{limiter.id, limiter.terms.version, key};
-  const std::uint64_t seq = history_.next();
+  const std::uint64_t seq = ledger_.history().next();
   const std::size_t before = frame.size();
   frame.record(self_, false, seq, subject, births.intervals());
-  const bool keep = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.live; });
-  history_.append(now, frame.since(before), keep, limiter.terms.policy, subject, births);
+  ledger_.history().append(now, frame.since(before), peers_.any_live(), limiter.terms.policy, subject, births);
   ++stats_.records_sent;
   news(now);
 }
@@ -602,7 +593,7 @@ Overshoot Replica::overshoot(const Limiter& limiter, const KeyState& state, Nano
       state ? state.own_per_second(policy.capacity, now).v + state.remote_per_second(policy.capacity, now).v : 0;
   // So bounded, the product fits.
   constexpr std::int64_t most = 1'000'000'000;
-  const std::int64_t within = ceil_div(std::min(rate, most) * std::min(delay_.v / 1000, most), 1'000'000);
+  const std::int64_t within = ceil_div(std::min(rate, most) * std::min(peers_.delay().v / 1000, most), 1'000'000);
   seen.expected = {std::max<std::int64_t>(2, 2 * within)};
   return seen;
 }
@@ -660,7 +651,7 @@ bool Replica::keep_key(KeyState state, Nanos now) {
 
 void Replica::sweep(Nanos now) {
   sweep_at_ = now + kSecond;
-  recent_.clear();
+  ledger_.forget_look_ups();
   keys_.sweep(sweep_next_, [&](KeyState state) { return keep_key(state, now); });
   keys_.fit(sweep_next_);
   sweep_next_ = (sweep_next_ + 1) % Keys::kSegments;
@@ -680,29 +671,21 @@ void Replica::sweep(Nanos now) {
     const Limiter* const its = limiter(subject.limiter);
     return its != nullptr && its->terms.version == subject.version ? &its->terms.policy : nullptr;
   };
-  history_.tidy(policy_of, now);
+  ledger_.history().tidy(policy_of, now);
 }
 
 // Others' records that all have, or that are too old or too many.
 void Replica::trim_others(Nanos now) {
-  for (; !others_.empty(); others_.pop_front()) {
-    const bool past =
-        others_.bytes() > config_.history.others_bytes || Journal::older(others_.front(), now, config_.keep_others);
-    const RecordName name = record_name(others_.front().bytes, self_);
-    const Origin* const origin = origins_.find(name.origin);
-    const Peer* const peer = find(name.origin.node);
-    const bool awaited = peer != nullptr && !peer->passes.empty();  // by who can't be heard there
-    if (!past && origin != nullptr && (awaited || name.seq > origin->stable)) return;
-    if (const auto at = recent_.find(name.origin); at != recent_.end()) {
-      at->second.remove(name.seq, {name.limiter.v, name.key.v});
-    }
-  }
+  ledger_.trim(now, config_.history.others_bytes, config_.keep_others, [&](NodeId node) {
+    const Peer* const peer = peers_.find(node);
+    return peer != nullptr && !peer->passes.empty();  // by who can't be heard there
+  });
 }
 
 // Receiving.
 
 void Replica::take(const Arrival& arrival, Nanos now, Effects& effects) {
-  Peer* const peer = find(arrival.from);
+  Peer* const peer = peers_.find(arrival.from);
   if (peer == nullptr) {
     ++stats_.refused;
     return;
@@ -750,7 +733,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const vector = std::get_if<VectorItem>(&item)) {
       apply(peer, *vector, now, effects);
     } else if (const auto* const theirs = std::get_if<DigestItem>(&item)) {
-      const DigestItem mine = digest(now);
+      const DigestItem mine = ledger_.digest(now);
       if (theirs->low != mine.low || theirs->high != mine.high) send_vector(peer, true, effects);
     } else if (const auto* const request = std::get_if<CopyRequestItem>(&item)) {
       apply(peer, *request, now, effects);
@@ -761,7 +744,7 @@ void Replica::apply_items(Peer& peer, const Frame& frame, std::span<const std::b
     } else if (const auto* const ack = std::get_if<ClaimAckItem>(&item)) {
       acknowledged(peer, ack->id, now, effects);
     } else if (const auto* const finished = std::get_if<ClaimDoneItem>(&item)) {
-      done(peer, finished->id, now);
+      release(claims_.end(peer.node, finished->id), now);
     } else if (const auto* const spared = std::get_if<SparedItem>(&item)) {
       apply(peer, *spared);
     } else if (const auto* const unheard = std::get_if<UnheardItem>(&item)) {
@@ -794,7 +777,7 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
   // Who only passes it on is not to blame.
   const bool own = origin.id.node == peer.node;
   const bool early = last_birth > now + config_.future_bound;
-  if (early && own) begin_quarantine(peer, now);
+  if (early && own) peer.begin_quarantine(now);
   if (!early && !(own && peer.quarantined)) return false;
   ++stats_.refused;
   if (!origin.held_off) {
@@ -810,7 +793,7 @@ bool Replica::is_early(Peer& peer, Origin& origin, Nanos last_birth, Nanos now) 
 // place, and it would be asked for for ever.
 void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nanos now) {
   if (item.origin == self_) return;
-  Origin* origin = origins_.find(item.origin);
+  Origin* origin = ledger_.origins().find(item.origin);
   if (origin == nullptr) {
     if (!belongs(item.origin)) {
       ++stats_.refused;
@@ -828,16 +811,13 @@ void Replica::apply(Peer& peer, const Frame& frame, const RecordItem& item, Nano
   if (!origin->mark(item.seq)) return;
   if (origin->upto != upto) origin->held_off = false;
   // Of an origin that can't be reached others may not have it yet, and hear of it by digests only.
-  const Peer* const itself = find(item.origin.node);
-  const bool reached = itself != nullptr && itself->live && itself->incarnation == item.origin.incarnation;
-  if (!reached) lost_news_ = now;
+  if (!peers_.reaches(item.origin)) lost_news_ = now;
   if (origin->dead_since != kNever) origin->dead_since = now;
   note(*origin, item.seq, peer.node, now, {0});
 
   keep_for_others(peer, item, births, now);
   end_copy_of(item.origin, item.seq, item.subject, births, now);
-  const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(item.subject.key)));
-  if (floor != floors_.end() && floor->second.covers(item.origin, item.seq)) return;
+  if (ledger_.floors().covers(item.subject.key, item.origin, item.seq)) return;
   take_in(item.subject, births, now, Receipt::news);
   ++stats_.records_applied;
   news(now);
@@ -907,11 +887,7 @@ void Replica::keep_for_others(const Peer& peer, const RecordItem& item, std::spa
   relay_.clear();
   const std::size_t before = relay_.size();
   relay_.record(item.origin, true, item.seq, item.subject, births);
-  others_.append(now, relay_.since(before));
-  if (const auto at = recent_.find(item.origin); at != recent_.end()) {
-    const bool is_births = !reset_time(item.subject.key, births) && !is_estate(births);
-    at->second.add(item.seq, {item.subject.limiter.v, item.subject.key.v}, is_births);
-  }
+  ledger_.keep(now, relay_.since(before), item, births);
   trim_others(now);
   // What doesn't fit will be asked for.
   if (relayed_ && (relays_ || item.origin.node == peer.node) && relayed_->size() + relay_.size() <= kFrameMax)

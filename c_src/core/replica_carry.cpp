@@ -13,11 +13,7 @@ namespace weir {
 
 // What is known of a key apart from its births.
 void Replica::rename(const Key& before, const Key& key) {
-  const auto is = [&](const auto& claim) { return claim.limiter.v == before.first && claim.key.v == before.second; };
-  for (Claim& claim : claims_)
-    if (is(claim)) claim.key.v = key.second;
-  for (Tentative& claim : tentative_)
-    if (is(claim)) claim.key.v = key.second;
+  claims_.rename({before.first}, {before.second}, {key.second});
   // It stays for births that come under the hash of before.
   if (const auto reset = resets_.find(before); reset != resets_.end()) {
     Nanos& at = resets_[key];

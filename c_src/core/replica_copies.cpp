@@ -27,49 +27,6 @@ constexpr std::size_t kStepKeys = 16384;
 
 }  // namespace
 
-std::uint64_t Replica::Floor::upto_of(const OriginId& origin) const noexcept {
-  std::uint64_t most = 0;
-  for (const VectorEntry& entry : upto) {
-    const bool forgotten =
-        entry.upto == kForgotten && entry.origin.node == origin.node && entry.origin.incarnation >= origin.incarnation;
-    if (entry.origin == origin || forgotten) most = std::max(most, entry.upto);
-  }
-  return most;
-}
-
-bool Replica::Floor::reaches(const OriginId& origin, std::uint64_t seq) const noexcept {
-  return upto_of(origin) >= seq || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
-           return late.origin == origin && !late.ranges.empty() && late.ranges.back().last >= seq;
-         });
-}
-
-bool Replica::Floor::covers(const OriginId& origin, std::uint64_t seq) const noexcept {
-  return seq <= upto_of(origin) || std::any_of(beyond.begin(), beyond.end(), [&](const NackItem& late) {
-           return late.origin == origin && contains(late.ranges, seq);
-         });
-}
-
-bool Replica::Floor::divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept {
-  const std::uint64_t begin = std::max(from, upto_of(origin));
-  if (begin >= to) return false;
-  std::uint64_t covered = begin - from;
-  for (const NackItem& late : beyond) {
-    if (late.origin != origin) continue;
-    for (const Range& range : late.ranges) {
-      const std::uint64_t first = std::max(range.first, begin + 1);
-      const std::uint64_t last = std::min(range.last, to);
-      if (first <= last) covered += last - first + 1;
-    }
-  }
-  return covered != 0 && covered != to - from;
-}
-
-bool Replica::Floor::operator==(const Floor& other) const noexcept {
-  return upto == other.upto &&
-         std::equal(beyond.begin(), beyond.end(), other.beyond.begin(), other.beyond.end(),
-                    [](const NackItem& x, const NackItem& y) { return x.origin == y.origin && x.ranges == y.ranges; });
-}
-
 // Asking.
 
 void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects) {
@@ -82,15 +39,15 @@ void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects&
 
 // Donors in turn: the named one first, then the nearest by round trip; of those that are equally far each node begins
 // with another. Donors that have acknowledged all that isn't in the logs here any more come before the others.
-const Replica::Peer* Replica::choose_donor() const {
+const Peer* Replica::choose_donor() const {
   std::vector<const Peer*> donors;
   std::vector<const Peer*> costly;
-  const Records records = own_records();
+  const Records records = ledger_.own_records();
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Peer& peer = peers_[(i + static_cast<std::size_t>(config_.seed)) % peers_.size()];
+    const Peer& peer = peers_.in_turn(i + static_cast<std::size_t>(config_.seed));
     const bool unfit = std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end();
     if (!peer.live || peer.quarantined || unfit) continue;
-    (loses_births({{{self_, peer.acked}}, {}}, records) ? costly : donors).push_back(&peer);
+    (ledger_.lost_beyond({{{self_, peer.acked}}, {}}, records) > 0 ? costly : donors).push_back(&peer);
   }
   if (donors.empty()) donors = std::move(costly);
   if (donors.empty()) return nullptr;
@@ -111,7 +68,7 @@ void Replica::ask_for_copy(Nanos now, Effects& effects) {
     end_copy(now, effects);
     return;
   }
-  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * delay_.v) << std::min(copy.attempts, 3u);
+  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v) << std::min(copy.attempts, 3u);
   copy.deadline = now + Nanos{wait};
   if (copy.seeks && copy.attempts == 0) {
     ++copy.attempts;
@@ -185,34 +142,11 @@ void Replica::apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects&
   give(now, effects);
 }
 
-// What a segment is true for: what this node has seen, and what the segment was copied with.
-Replica::Floor Replica::floor_of(std::uint8_t segment) const {
-  Floor floor{vector(), beyond()};
-  for (const auto& [node, incarnation] : collected_) floor.upto.push_back({{{node}, incarnation}, kForgotten});
-  const auto copied = floors_.find(segment);
-  if (copied == floors_.end()) return floor;
-  std::map<OriginId, Origin> both;
-  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
-    for (const VectorEntry& entry : each->upto) both[entry.origin].advance(entry.upto);
-  }
-  for (const Floor* const each : std::array<const Floor*, 2>{&floor, &copied->second}) {
-    for (const NackItem& late : each->beyond) {
-      for (const Range& range : late.ranges) both[late.origin].mark(range);
-    }
-  }
-  floor = {};
-  for (const auto& [id, origin] : both) {
-    floor.upto.push_back({id, origin.upto});
-    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
-  }
-  return floor;
-}
-
 void Replica::give(Nanos now, Effects& effects) {
   // A vector's ranges are bounded like a request's: with more holes than that, the asker has to come back.
   const auto has_too_many = [](const auto& ranges) { return ranges.size() > kRangesMax; };
-  const bool too_many_holes =
-      std::any_of(origins_.begin(), origins_.end(), [&](const Origin& origin) { return has_too_many(origin.beyond); });
+  const bool too_many_holes = std::any_of(ledger_.origins().begin(), ledger_.origins().end(),
+                                          [&](const Origin& origin) { return has_too_many(origin.beyond); });
   std::size_t given = 0;
   for (Peer& peer : peers_) {
     if (!can_give() || too_many_holes || !peer.live) peer.owed = 0;
@@ -224,8 +158,8 @@ void Replica::give(Nanos now, Effects& effects) {
       const auto segment = static_cast<std::uint8_t>(std::countr_zero(peer.owed));
       const std::size_t keys = keys_.size(segment);
       if (given != 0 && given + keys > kStepKeys) break;
-      if (head.vector.empty() || !floors_.empty()) {
-        Floor floor = floor_of(segment);
+      if (head.vector.empty() || !ledger_.floors().empty()) {
+        Floor floor = ledger_.floor_of(segment);
         head.vector = std::move(floor.upto);
         head.beyond = std::move(floor.beyond);
       }
@@ -303,7 +237,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
   if (std::any_of(item.entries.begin(), item.entries.end(), ahead)) {
     // Taken, they would be no better than records from there; and who copies from this node would have them too.
     ++stats_.refused;
-    begin_quarantine(peer, now);
+    peer.begin_quarantine(now);
     copy_->unfit.push_back(peer.node);
     copy_again(now);
     return;
@@ -337,7 +271,7 @@ void Replica::came(CopyPart&& part, Nanos now) {
   Copying& copy = *copy_;
   // As long as there is progress nobody is asked again.
   copy.attempts = 0;
-  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * delay_.v)};
+  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v)};
   auto& parts = copy.parts[part.item.segment];
   copy.keys += part.item.entries.size();
   parts.push_back(std::move(part));
@@ -353,10 +287,11 @@ void Replica::came(CopyPart&& part, Nanos now) {
   std::size_t keys = 0;
   for (const CopyPart& each : parts) keys += each.item.entries.size();
   copy.largest = std::max(copy.largest, keys);
-  Floor& floor = copy.floors[item.segment] = {parts.front().item.vector, parts.front().item.beyond};
+  Floor floor{parts.front().item.vector, parts.front().item.beyond};
   // Taken for true it would cover the records of a run that goes on.
   std::erase_if(floor.upto,
                 [&](const VectorEntry& entry) { return entry.upto == kForgotten && !may_be_over(entry.origin, now); });
+  copy.floors.set(item.segment, std::move(floor));
 }
 
 // Putting in place.
@@ -367,7 +302,7 @@ std::uint64_t Replica::to_place() const noexcept {
 
 void Replica::place_segments(Nanos now, Effects& effects) {
   std::size_t keys = 0;
-  const Records own = own_records();
+  const Records own = ledger_.own_records();
   for (std::uint64_t left = to_place(); left != 0; left &= left - 1) {
     const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
     std::size_t its = std::max<std::size_t>(1, keys_.size(segment));
@@ -384,7 +319,8 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
   const std::vector<CopyPart> parts = std::move(copy_->parts[segment]);
   copy_->parts.erase(segment);
   copy_->placed |= std::uint64_t{1} << segment;
-  copy_->true_for[segment] = copy_->floors[segment];
+  const Floor floor = *copy_->floors.find(segment);
+  copy_->true_for.set(segment, floor);
   keys_.sweep(segment, [&](KeyState state) {
     const Policy& policy = limiter_of(state).terms.policy;
     state.rest(policy, now);
@@ -392,7 +328,6 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
     return true;
   });
   shelf_.clear(segment);
-  const Floor& floor = copy_->true_for[segment];
   estates_.erase_if([&](const Estates::Place& place, const Estates::Copy& copy) {
     return Keys::segment_of(place.key) == segment && (copy.counted || floor.reaches(place.origin, copy.position));
   });
@@ -417,67 +352,6 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
   keys_.fit(segment);
 }
 
-// A record of one of the logs, decoded.
-Frame Replica::framed(std::span<const std::byte> record) const {
-  FrameWriter writer(self_.incarnation);
-  writer.raw(record);
-  Frame frame;
-  [[maybe_unused]] const FrameError error = decode(writer.take(), self_.node, frame);
-  assert(error == FrameError::none);
-  return frame;
-}
-
-// Those that are in the history one by one, in order.
-Replica::Records Replica::own_records() const {
-  Records records;
-  history_.for_each_record(
-      [&](std::uint64_t seq, std::span<const std::byte> record) { records.emplace_back(seq, record); });
-  return records;
-}
-
-// Calls record(bytes) and piece(its births) for the own published births that a floor doesn't cover. Returns how many
-// records of these are not in the history any more.
-std::uint64_t Replica::own_births_beyond(const Floor& floor, const Records& records,
-                                         const std::function<void(std::span<const std::byte>)>& record,
-                                         const std::function<void(const Piece&)>& piece) const {
-  // How many of the records (from, to] came there out of order.
-  const auto covered = [&](std::uint64_t from, std::uint64_t to) {
-    std::uint64_t count = 0;
-    for (const NackItem& late : floor.beyond) {
-      if (late.origin != self_) continue;
-      for (const Range& range : late.ranges) {
-        const std::uint64_t first = std::max(from + 1, range.first);
-        const std::uint64_t last = std::min(to, range.last);
-        if (first <= last) count += last - first + 1;
-      }
-    }
-    return count;
-  };
-  std::uint64_t lost = 0;
-  auto next = records.begin();
-  for (std::uint64_t at = floor.upto_of(self_); at < history_.head();) {
-    // A piece of which the floor covers a part can't be told from that part.
-    if (const Piece* const whole = history_.piece_from(at); whole != nullptr && covered(at, whole->to) == 0) {
-      piece(*whole);
-      at = whole->to;
-      continue;
-    }
-    while (next != records.end() && next->first <= at) ++next;
-    if (next != records.end() && next->first == at + 1) {
-      if (covered(at, at + 1) == 0) record(next->second);
-      ++at;
-      continue;
-    }
-    std::uint64_t to = next == records.end() ? history_.head() : next->first - 1;
-    for (const Piece& later : history_.pieces()) {
-      if (later.from > at) to = std::min(to, later.from);
-    }
-    lost += to - at - covered(at, to);
-    at = to;
-  }
-  return lost;
-}
-
 // (Rule R goes by the copy: it is what is published here now.)
 void Replica::put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now) {
   const std::optional<Estate> estate = estate_of(births);
@@ -486,11 +360,11 @@ void Replica::put_own(const Floor& floor, const Subject& subject, std::span<cons
 }
 
 void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now) {
-  own_births_beyond(
+  ledger_.own_births_beyond(
       floor, records,
       [&](std::span<const std::byte> record) {
         if (Keys::segment_of(record_name(record, self_).key) != segment) return;
-        const Frame own = framed(record);
+        const Frame own = ledger_.framed(record);
         const auto& item = std::get<RecordItem>(own.items.front());
         put_own(floor, item.subject, own.set(item.set), now);
       },
@@ -505,11 +379,6 @@ void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Rec
           if (Keys::segment_of(subject.key) == segment) put_own(floor, subject, estate.load().intervals(), now);
         }
       });
-}
-
-bool Replica::loses_births(const Floor& floor, const Records& records) const {
-  return own_births_beyond(
-             floor, records, [](std::span<const std::byte>) {}, [](const Piece&) {}) > 0;
 }
 
 // Judging.
@@ -531,107 +400,19 @@ void Replica::copy_again(Nanos at) {
 
 // Whether the copy that came brings nothing of what was missed, so that another donor is to be asked.
 bool Replica::donor_is_unfit(Nanos now) {
-  const auto brings = [&](const auto& entry) { return entry.second.covers(copy_->missed.origin, copy_->missed.upto); };
   if (copy_->missed.upto == 0 || copy_->donor == copy_->named) return false;
-  if (std::any_of(copy_->floors.begin(), copy_->floors.end(), brings)) return false;
+  if (copy_->floors.any_covers(copy_->missed.origin, copy_->missed.upto)) return false;
   copy_->unfit.push_back(copy_->donor);
   copy_again(now);
   return true;
 }
 
-// What is gone from all logs can't be had beside what the donor lacks: two nodes that lack each other's births would
-// change places for ever, or until all had lost something. So all nodes judge states alike, by their vectors, compared
-// from the first origin on: who is behind takes the state of who is ahead, never the other way round.
-bool Replica::is_ahead(const Floor& floor, bool loses) {
-  std::map<OriginId, std::uint64_t> mine;
-  for (const VectorEntry& entry : vector()) mine[entry.origin] = entry.upto;
-  for (const VectorEntry& entry : floor.upto) mine.try_emplace(entry.origin, 0);
-  std::map<OriginId, Origin> kept;  // would be added to the copy
-  others_.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
-    kept[name.origin].mark(name.seq);
-  });
-  for (const NackItem& late : floor.beyond) {
-    for (const Range& range : late.ranges) kept[late.origin].mark(range);
-  }
-  const auto beyond = [](const Origin& origin) {
-    std::uint64_t count = 0;
-    for (const Range& range : origin.beyond) count += range.last - range.first + 1;
-    return count;
-  };
-  for (const auto& [id, upto] : mine) {
-    if (id == self_) {
-      if (loses) return false;
-      continue;
-    }
-    const std::uint64_t theirs = floor.upto_of(id);
-    if (theirs == kForgotten || forgotten(id)) continue;  // nodes forget runs that are over at different times
-    Origin& then = kept[id];
-    then.advance(theirs);
-    const Origin* const origin = origins_.find(id);
-    const std::pair has{upto, origin == nullptr ? 0 : beyond(*origin)};
-    const std::pair would_have{then.upto, beyond(then)};
-    if (would_have != has) return would_have > has;
-  }
-  return false;
-}
-
-// Of neighbours that are alike the first: segments of one answer are true for the same records.
-std::vector<const Replica::Floor*> Replica::unlike(const Floors& floors) {
-  std::vector<const Floor*> apart;
-  for (const auto& [segment, floor] : floors) {
-    if (apart.empty() || !(floor == *apart.back())) apart.push_back(&floor);
-  }
-  return apart;
-}
-
-// What all segments are true for. (What single ones have beyond that is kept as their floor.)
-Replica::Floor Replica::common_floor(const Floors& floors) {
-  const auto seen = [](const Floor& floor, const OriginId& id) {
-    std::vector<Range> ranges;
-    if (const std::uint64_t upto = floor.upto_of(id); upto != 0) ranges.push_back({1, upto});
-    for (const NackItem& late : floor.beyond) {
-      if (late.origin == id) ranges.insert(ranges.end(), late.ranges.begin(), late.ranges.end());
-    }
-    return ranges;
-  };
-  const auto in_both = [](const std::vector<Range>& xs, const std::vector<Range>& ys) {
-    std::vector<Range> ranges;
-    for (const Range& x : xs) {
-      for (const Range& y : ys) {
-        const Range both{std::max(x.first, y.first), std::min(x.last, y.last)};
-        if (both.first <= both.last) ranges.push_back(both);
-      }
-    }
-    return ranges;
-  };
-  const std::vector<const Floor*> apart = unlike(floors);
-  std::map<OriginId, std::vector<Range>> common;
-  for (const Floor* const floor : apart) {
-    for (const VectorEntry& entry : floor->upto) common.try_emplace(entry.origin);
-    for (const NackItem& late : floor->beyond) common.try_emplace(late.origin);
-  }
-  for (auto& [id, ranges] : common) {
-    for (const Floor* const floor : apart) {
-      ranges = floor == apart.front() ? seen(*floor, id) : in_both(ranges, seen(*floor, id));
-    }
-  }
-  Floor floor;
-  for (const auto& [id, ranges] : common) {
-    Origin origin;
-    for (const Range& range : ranges) range.first == 1 ? origin.advance(range.last) : void(origin.mark(range));
-    floor.upto.push_back({id, origin.upto});
-    if (!origin.beyond.empty()) floor.beyond.push_back({id, origin.beyond});
-  }
-  return floor;
-}
-
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
 bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
-  const Records records = own_records();
-  const std::vector<const Floor*> apart = unlike(floors);
-  const bool loses =
-      std::any_of(apart.begin(), apart.end(), [&](const Floor* floor) { return loses_births(*floor, records); });
+  const Records records = ledger_.own_records();
+  const std::vector<const Floor*> apart = floors.unlike();
+  const bool loses = std::any_of(apart.begin(), apart.end(),
+                                 [&](const Floor* floor) { return ledger_.lost_beyond(*floor, records) > 0; });
   if (loses) {
     losing_since_ = std::min(losing_since_, now);
     if (now - losing_since_ < kOnTheWay) {
@@ -640,7 +421,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
     }
   }
   losing_since_ = kNever;
-  if (config_.joining || is_ahead(common_floor(floors), loses)) {
+  if (config_.joining || ledger_.is_better(floors.common(), loses)) {
     copies_refused_ = 0;
     return true;
   }
@@ -650,7 +431,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
 }
 
 void Replica::end_copy(Nanos now, Effects& effects) {
-  for (auto& [segment, floor] : copy_->true_for) floors_[segment] = std::move(floor);
+  ledger_.floors().replace(copy_->true_for);
   copy_.reset();
   config_.joining = false;
   unpark(now, effects);
@@ -658,23 +439,21 @@ void Replica::end_copy(Nanos now, Effects& effects) {
 
 // From now on the vector says what the copy is true for.
 void Replica::stand_at(const Floor& floor, Nanos now) {
-  for (Origin& origin : origins_) {
+  for (Origin& origin : ledger_.origins()) {
     origin.upto = 0;
     origin.beyond.clear();
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.upto != kForgotten || !may_be_over(entry.origin, now)) continue;
-    auto& last = collected_[entry.origin.node.v];
-    last = std::max(last, entry.origin.incarnation);
-    origins_.forget(entry.origin);
+    ledger_.forget_upto(entry.origin);
   }
   for (const VectorEntry& entry : floor.upto) {
     if (entry.origin == self_ || entry.upto == kForgotten) continue;
-    if (forgotten(entry.origin)) continue;
+    if (ledger_.forgotten(entry.origin)) continue;
     run_of(entry.origin, now).advance(entry.upto);
   }
   for (const NackItem& late : floor.beyond) {
-    Origin* const origin = origins_.find(late.origin);
+    Origin* const origin = ledger_.origins().find(late.origin);
     if (origin == nullptr) continue;
     for (const Range& range : late.ranges) origin->mark(range);
   }
@@ -682,16 +461,8 @@ void Replica::stand_at(const Floor& floor, Nanos now) {
 
 // Others' records that the copy lacks: the donor may never get them, if their origin is dead.
 void Replica::add_others(Peer& donor, Nanos now) {
-  const Journal kept = std::exchange(others_, Journal{});
-  recent_.clear();
-  kept.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
-    const Origin* const origin = origins_.find(name.origin);
-    if (origin != nullptr && origin->seen(name.seq)) {
-      others_.append(now, entry.bytes);
-      return;
-    }
-    const Frame frame = framed(entry.bytes);
+  ledger_.take_unseen(now, [&](std::span<const std::byte> record) {
+    const Frame frame = ledger_.framed(record);
     apply(donor, frame, std::get<RecordItem>(frame.items.front()), now);
   });
 }
@@ -702,35 +473,19 @@ void Replica::finish_copy(Nanos now, Effects& effects) {
   const Copying copy = std::move(*copy_);
   copy_.reset();
   config_.joining = false;
-  const Floor common = common_floor(copy.true_for);
-  stats_.lost_own_records += own_births_beyond(
-      common, own_records(), [](std::span<const std::byte>) {}, [](const Piece&) {});
+  const Floor common = copy.true_for.common();
+  stats_.lost_own_records += ledger_.lost_beyond(common, ledger_.own_records());
   stand_at(common, now);
-  floors_ = copy.true_for;
-  if (Peer* const donor = find(copy.donor)) add_others(*donor, now);
-  for (Origin& origin : origins_) {
+  ledger_.floors() = copy.true_for;
+  if (Peer* const donor = peers_.find(copy.donor)) add_others(*donor, now);
+  for (Origin& origin : ledger_.origins()) {
     origin.ask_anew();
     note(origin, origin.known, origin.via, now, {0});
   }
   ++stats_.copies;
-  drop_floors();
+  ledger_.floors().drop(ledger_.origins(), self_);
   unpark(now, effects);
   news(now, true);
-}
-
-void Replica::drop_floors() {
-  std::erase_if(floors_, [&](const auto& entry) {
-    const Floor& floor = entry.second;
-    const auto reached = [&](const OriginId& id, std::uint64_t upto) {
-      const Origin* const origin = origins_.find(id);
-      return id == self_ || origin == nullptr || origin->upto >= upto;
-    };
-    return std::all_of(floor.upto.begin(), floor.upto.end(),
-                       [&](const VectorEntry& says) { return reached(says.origin, says.upto); }) &&
-           std::all_of(floor.beyond.begin(), floor.beyond.end(), [&](const NackItem& late) {
-             return late.ranges.empty() || reached(late.origin, late.ranges.back().last);
-           });
-  });
 }
 
 // Records and chunks that came while a copy was under way.
@@ -739,7 +494,7 @@ void Replica::unpark(Nanos now, Effects& effects) {
   parked_bytes_ = 0;
   Frame frame;
   for (const auto& [node, bytes] : parked) {
-    Peer* const peer = find(node);
+    Peer* const peer = peers_.find(node);
     if (peer == nullptr || decode(bytes, node, frame) != FrameError::none) continue;
     for (const Item& item : frame.items) {
       if (copy_) break;  // a chunk that doesn't fit began another one; what is left will be asked for

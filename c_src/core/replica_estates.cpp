@@ -19,20 +19,9 @@ constexpr std::size_t kPublishMost = 2048;
 
 // Telling.
 
-// The next one by number, round the ring: who is told by whom needs no agreement.
-const Replica::Peer* Replica::next_live() const noexcept {
-  const Peer* first = nullptr;
-  for (const Peer& peer : peers_) {
-    if (!peer.live || peer.incarnation == 0) continue;
-    if (peer.node > self_.node) return &peer;
-    if (first == nullptr) first = &peer;
-  }
-  return first;
-}
-
-// Another buddy knows nothing yet.
+// The next one round the ring: who is told by whom needs no agreement. // Another buddy knows nothing yet.
 void Replica::find_buddy(Nanos now) {
-  const Peer* const next = next_live();
+  const Peer* const next = peers_.next_live(self_.node);
   const OriginId buddy = next == nullptr ? OriginId{} : OriginId{next->node, next->incarnation};
   if (buddy == buddy_) return;
   buddy_ = buddy;
@@ -65,7 +54,7 @@ void Replica::tell(Nanos now, Effects& effects) {
   });
   if (tell_at_ > now && ride == effects.sends.rend()) return;
   TellItem item;
-  item.position = history_.head() + 1;
+  item.position = ledger_.history().head() + 1;
   std::vector<Interval> births;
   for (const Key& key : tells_.take_due(kToldMax)) {
     const KeyState state = find({key.first}, {key.second});
@@ -168,54 +157,13 @@ void Replica::apply(const Peer& peer, const Frame& frame, const TellItem& item, 
 // here. Where the log doesn't say, it is taken as true: the copy is refused, and its births are missing here until they
 // come in a record.
 bool Replica::may_have_applied(const OriginId& id, const Key& key, std::uint64_t position) {
-  if (forgotten(id)) return true;
-  const auto segment = static_cast<std::uint8_t>(Keys::segment_of({key.second}));
-  const auto reaches = [&](const Floors& floors) {
-    const auto floor = floors.find(segment);
-    return floor != floors.end() && floor->second.reaches(id, position);
-  };
-  if (reaches(floors_) || (copy_ && reaches(copy_->true_for))) return true;
-  const Origin* const origin = origins_.find(id);
-  if (origin == nullptr) return false;
-  std::uint64_t seen = origin->upto < position ? 0 : origin->upto - position + 1;
-  for (const Range& range : origin->beyond) {
-    if (range.last >= position) seen += range.last - std::max(range.first, position) + 1;
-  }
-  if (seen == 0) return false;
-  const Recent& log = recent(id);
-  const auto logged = log.seqs.end() - std::lower_bound(log.seqs.begin(), log.seqs.end(), position);
-  if (static_cast<std::uint64_t>(logged) < seen) return true;
-  const auto last = log.last.find(key);
-  return last != log.last.end() && last->second >= position;
-}
-
-Replica::Recent& Replica::recent(const OriginId& id) {
-  const auto [at, fresh] = recent_.try_emplace(id);
-  if (!fresh) return at->second;
-  others_.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
-    if (name.origin != id) return;
-    const Frame frame = framed(entry.bytes);
-    const auto births = frame.set(std::get<RecordItem>(frame.items.front()).set);
-    at->second.add(name.seq, {name.limiter.v, name.key.v}, !reset_time(name.key, births) && !is_estate(births));
-  });
-  return at->second;
-}
-
-void Replica::Recent::add(std::uint64_t seq, const Key& key, bool births) {
-  seqs.insert(std::upper_bound(seqs.begin(), seqs.end(), seq), seq);
-  if (births) last[key] = std::max(last[key], seq);
-}
-
-void Replica::Recent::remove(std::uint64_t seq, const Key& key) {
-  const auto at = std::lower_bound(seqs.begin(), seqs.end(), seq);
-  if (at != seqs.end() && *at == seq) seqs.erase(at);
-  if (const auto of = last.find(key); of != last.end() && of->second == seq) last.erase(of);
+  if (copy_ && copy_->true_for.reaches({key.second}, id, position)) return true;
+  return ledger_.may_have_applied(id, key, position);
 }
 
 // A copy of another's unsent births came: by a tell, or (`counted`) by an estate.
 void Replica::inherit(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now) {
-  if (origins_.find(estate.origin) == nullptr && !belongs(estate.origin)) return;
+  if (ledger_.origins().find(estate.origin) == nullptr && !belongs(estate.origin)) return;
   const Key key{subject.limiter.v, subject.key.v};
   if (!may_have_applied(estate.origin, key, estate.position)) hold(subject, estate, first, counted, now);
 }
@@ -311,7 +259,7 @@ void Replica::publish_estates(Nanos now, FrameWriter& frame, Effects& effects) {
     const Limiter* const its = limiter(place.limiter);
     Estates::Copy* const copy = estates_.find(place);
     if (its == nullptr || its->terms.version != version || copy == nullptr || copy->published) continue;
-    const Origin* const origin = origins_.find(place.origin);
+    const Origin* const origin = ledger_.origins().find(place.origin);
     // What was applied here since it was told wasn't of this key: else the copy were gone.
     if (origin != nullptr) copy->position = std::max(copy->position, origin->upto + 1);
     copy->counted = true;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "weir/replica.hpp"
-#include "weir/siphash.hpp"
 
 namespace weir {
 namespace {
@@ -11,9 +10,6 @@ namespace {
 constexpr std::int64_t kQuietIntervals = 4;
 constexpr std::uint32_t kDigests = 1;
 constexpr std::uint32_t kUrgentDigests = 3;  // after a member came or went: its last records may have reached only some
-// The last records of a run that ended may have reached only some; after this they are left at that. Well below
-// kKeepDead.
-constexpr Nanos kDeadInDigests{45'000'000'000};
 constexpr std::int64_t kAskAgain = 50'000'000;
 constexpr std::int64_t kAskAgainMost = 2'000'000'000;
 // Records of a run that is out of reach are asked for so often; if nobody has them, they went with it.
@@ -22,8 +18,6 @@ constexpr std::uint32_t kAskMost = 16;
 constexpr std::size_t kSupplyMost = 2'000'000;
 // A chunk that was given is not given again for so long and a round trip: twice what who lacks it waits at first.
 constexpr Nanos kChunkAgain{100'000'000};
-// After so many questions to a live origin every other one goes to another node.
-constexpr std::uint32_t kInVain = 4;
 // What was refused is tried after a second, then after twice as long each time, up to 2^8 seconds.
 constexpr Nanos kTryAgain{1'000'000'000};
 constexpr std::uint32_t kTryDoublings = 8;
@@ -45,7 +39,7 @@ void Replica::note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, N
   origin.given_up = false;
   if (origin.held_off) return try_again(origin, now);
   if (origin.upto < origin.asked && origin.repair_at != kNever) return;  // the answer is on its way: see repair
-  const Nanos moment{std::clamp<std::int64_t>(delay_.v / 2, 500'000, 10'000'000)};
+  const Nanos moment{std::clamp<std::int64_t>(peers_.delay().v / 2, 500'000, 10'000'000)};
   origin.repair_at = std::min(origin.repair_at, now + std::max(patience, moment));
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
@@ -58,38 +52,18 @@ void Replica::try_again(Origin& origin, Nanos now) noexcept {
   repair_at_ = std::min(repair_at_, origin.repair_at);
 }
 
-// The origin itself, if it can be reached. One that was just lost from sight may come back with all it has; after that
-// who told of the records, then everyone in turn. So also if the origin was asked in vain: perhaps it hears nothing.
-Replica::Peer* Replica::whom_to_ask(const Origin& origin, Nanos now) {
-  Peer* const itself = find(origin.id.node);
-  if (itself != nullptr && itself->incarnation == origin.id.incarnation) {
-    const bool in_vain = origin.attempts >= kInVain && origin.attempts % 2 != 0;
-    if (itself->live && !in_vain && !doesnt_hear(*itself, self_.node, now)) return itself;
-    if (!itself->live && now - itself->away_since < config_.peer_timeout) return nullptr;
-  }
-  Peer* const via = find(origin.via);
-  if (via != nullptr && via != itself && via->live && origin.attempts < 3) return via;
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[(i + origin.attempts / (itself != nullptr && itself->live ? 2 : 1)) % peers_.size()];
-    if (peer.live && !peer.quarantined && &peer != itself) return &peer;
-  }
-  return itself != nullptr && itself->live ? itself : nullptr;
-}
-
 void Replica::repair(Nanos now, Effects& effects) {
   repair_at_ = kNever;
-  for (Origin& origin : origins_) {
+  for (Origin& origin : ledger_.origins()) {
     if (origin.complete()) origin.repair_at = kNever;
     if (origin.asked != 0 && origin.upto >= origin.asked) origin.ask_anew();
-    const Peer* const itself = find(origin.id.node);
-    const bool reachable = itself != nullptr && itself->live && itself->incarnation == origin.id.incarnation;
-    if (origin.repair_at <= now && origin.attempts >= kAskMost && !reachable) {
+    if (origin.repair_at <= now && origin.attempts >= kAskMost && !peers_.reaches(origin.id)) {
       origin.given_up = true;
       origin.attempts = 0;  // what is heard of it later begins anew
       origin.repair_at = kNever;
     }
     if (origin.repair_at <= now) {
-      const Peer* const peer = copy_ ? nullptr : whom_to_ask(origin, now);
+      const Peer* const peer = copy_ ? nullptr : peers_.whom_to_ask(origin, self_.node, now, config_.peer_timeout);
       if (peer != nullptr) {
         FrameWriter frame(self_.incarnation);
         std::vector<Range> missing = origin.missing();
@@ -105,8 +79,8 @@ void Replica::repair(Nanos now, Effects& effects) {
         try_again(origin, now);
         continue;
       }
-      const std::int64_t again = std::max(kAskAgain, 4 * delay_.v) << std::min(origin.attempts - 1, 5u);
-      origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * delay_.v))};
+      const std::int64_t again = std::max(kAskAgain, 4 * peers_.delay().v) << std::min(origin.attempts - 1, 5u);
+      origin.repair_at = now + Nanos{std::min(again, std::max(kAskAgainMost, 4 * peers_.delay().v))};
     }
     repair_at_ = std::min(repair_at_, origin.repair_at);
   }
@@ -119,14 +93,13 @@ void Replica::apply(Peer& peer, const NackItem& item, Nanos now, Effects& effect
     send_to(peer.node, frame, Traffic::repair, effects);
     return;
   }
-  const Origin* const origin = origins_.find(item.origin);
+  const Origin* const origin = ledger_.origins().find(item.origin);
   if (origin == nullptr || item.ranges.empty()) return;
   bool found = false;
-  others_.for_each([&](const Journal::Entry& entry) {
-    const RecordName name = record_name(entry.bytes, self_);
+  ledger_.for_each_of_others([&](const RecordName& name, std::span<const std::byte> record) {
     if (name.origin != item.origin || !contains(item.ranges, name.seq)) return;
     found = true;
-    frame.raw(entry.bytes);
+    frame.raw(record);
     ++stats_.repaired;
     if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
   });
@@ -147,21 +120,23 @@ void Replica::apply(Peer& peer, const NackItem& item, Nanos now, Effects& effect
 // they end.
 void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects) {
   std::vector<std::pair<std::uint64_t, std::span<const std::byte>>> records;
-  history_.for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) {
+  ledger_.history().for_each_record([&](std::uint64_t seq, std::span<const std::byte> record) {
     if (contains(ranges, seq)) records.emplace_back(seq, record);
   });
   auto next = records.begin();
   std::uint64_t at = 0;
   std::size_t supplied = 0;
   for (const Range& range : ranges) {
-    const std::uint64_t to = std::min(range.last, history_.head());
+    const std::uint64_t to = std::min(range.last, ledger_.history().head());
     for (at = std::max(at, range.first - 1); at < to;) {
       if (frame.size() > kFrameTarget) send_to(peer.node, frame, Traffic::repair, effects);
       while (next != records.end() && next->first <= at) ++next;
       // Who lacks a part of a chunk only can't take the whole.
       const bool single = next != records.end() && next->first == at + 1;
-      if (const Piece* const piece = history_.piece_from(at); piece != nullptr && (piece->to <= to || !single)) {
-        if (is_on_its_way(peer, *piece, now)) {
+      if (const Piece* const piece = ledger_.history().piece_from(at);
+          piece != nullptr && (piece->to <= to || !single)) {
+        // Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
+        if (peer.was_given(piece->from, now, {kChunkAgain.v + 2 * peers_.delay().v})) {
           at = piece->to;
           if ((supplied += piece->bytes) > kSupplyMost) return;
           continue;
@@ -195,19 +170,11 @@ void Replica::supply(Peer& peer, std::span<const Range> ranges, Nanos now, Frame
   }
 }
 
-// Chunks are long: vectors and heartbeats that cross them ask for them again, and so does who waits.
-bool Replica::is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const {
-  const Nanos patience{kChunkAgain.v + 2 * delay_.v};
-  std::erase_if(peer.chunks, [&](const auto& given) { return now - given.second > patience; });
-  return std::any_of(peer.chunks.begin(), peer.chunks.end(),
-                     [&](const auto& given) { return given.first == piece.from; });
-}
-
 void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects) {
-  Origin* const origin = origins_.find(item.origin);
+  Origin* const origin = ledger_.origins().find(item.origin);
   if (origin == nullptr || origin->upto >= item.upto) return;
   if (origin->held_off && peer.quarantined) return;  // its state is of the same clock
-  const Peer* const itself = find(item.origin.node);
+  const Peer* const itself = peers_.find(item.origin.node);
   if (itself != nullptr && itself != &peer && itself->incarnation == item.origin.incarnation &&
       (itself->live || now - itself->away_since < config_.keep_others)) {
     return;  // it may have them one by one
@@ -218,116 +185,51 @@ void Replica::apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effect
 
 // Vectors and digests.
 
-std::vector<VectorEntry> Replica::vector() const {
-  std::vector<VectorEntry> entries;
-  entries.reserve(origins_.size() + 1);
-  for (const Origin& origin : origins_) entries.push_back({origin.id, origin.upto});
-  entries.insert(std::lower_bound(entries.begin(), entries.end(), self_,
-                                  [](const VectorEntry& entry, const OriginId& id) { return entry.origin < id; }),
-                 {self_, history_.head()});
-  return entries;
-}
-
-// What came beyond the vector, of each origin the oldest ranges.
-std::vector<NackItem> Replica::beyond() const {
-  std::vector<NackItem> late;
-  for (const Origin& origin : origins_) {
-    if (origin.beyond.empty()) continue;
-    const auto count = static_cast<std::ptrdiff_t>(std::min(origin.beyond.size(), kRangesMax));
-    late.push_back({origin.id, {origin.beyond.begin(), origin.beyond.begin() + count}});
-  }
-  return late;
-}
-
 void Replica::send_vector(const Peer& peer, bool answer, Effects& effects) {
   FrameWriter frame(self_.incarnation);
-  frame.put(VectorItem{answer, vector(), beyond()});
+  frame.put(VectorItem{answer, ledger_.vector(), ledger_.beyond()});
   send_to(peer.node, frame, Traffic::repair, effects);
-}
-
-// What who sent this vector lacks of a run up to `last`.
-std::vector<Range> Replica::lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last) {
-  Origin there;
-  there.advance(has.upto);
-  for (const NackItem& late : vector.beyond) {
-    if (late.origin != has.origin) continue;
-    for (const Range& range : late.ranges) there.mark(range);
-  }
-  there.known = last;
-  std::vector<Range> ranges = there.missing();
-  std::erase_if(ranges, [&](const Range& range) { return range.first > last; });
-  return ranges;
 }
 
 void Replica::apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
   bool supplied = false;
   for (const VectorEntry& entry : item.entries) {
     if (entry.origin == self_) {
-      peer.acked = std::min(entry.upto, history_.head());
+      peer.acked = std::min(entry.upto, ledger_.history().head());
       if (!peer.behind || entry.upto >= peer.caught || std::exchange(supplied, true)) continue;
       FrameWriter frame(self_.incarnation);
-      supply(peer, lacks(entry, item, peer.caught), now, frame, effects);
+      supply(peer, Ledger::lacks(entry, item, peer.caught), now, frame, effects);
       send_to(peer.node, frame, Traffic::repair, effects);
       continue;
     }
-    Origin* origin = origins_.find(entry.origin);
+    Origin* origin = ledger_.origins().find(entry.origin);
     if (origin == nullptr) {
       if (!belongs(entry.origin)) continue;
       origin = &run_of(entry.origin, now);
     }
     // What is ahead may be on its way here too.
-    if (entry.upto > origin->upto) note(*origin, entry.upto, peer.node, now, {2 * delay_.v + config_.coalesce_most.v});
+    if (entry.upto > origin->upto)
+      note(*origin, entry.upto, peer.node, now, {2 * peers_.delay().v + config_.coalesce_most.v});
   }
   for (const NackItem& late : item.beyond) {
-    Origin* const origin = origins_.find(late.origin);
+    Origin* const origin = ledger_.origins().find(late.origin);
     if (origin == nullptr || late.ranges.empty()) continue;
     const bool news = std::any_of(late.ranges.begin(), late.ranges.end(), [&](const Range& range) {
       return !origin->seen(range.first) || !origin->seen(range.last);
     });
-    const Nanos patience{2 * delay_.v + config_.coalesce_most.v};
+    const Nanos patience{2 * peers_.delay().v + config_.coalesce_most.v};
     if (news) note(*origin, std::max(origin->known, late.ranges.back().last), peer.node, now, patience);
   }
   if (item.answer) send_vector(peer, false, effects);
   offer_itself(peer, item, now, effects);
 }
 
-// A hash of the vector, without the runs that have been over for long: nodes forget these at different times.
-DigestItem Replica::digest(Nanos now) const {
-  std::vector<std::uint8_t> bytes;
-  bytes.reserve((origins_.size() + 1) * 24);
-  const auto add = [&](std::uint64_t value) {
-    for (unsigned i = 0; i < 8; ++i) bytes.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
-  };
-  for (const VectorEntry& entry : vector()) {
-    const auto& id = entry.origin;
-    const Origin* const origin = const_cast<Origins&>(origins_).find(id);
-    const bool nothing = entry.upto == 0 && (origin == nullptr || origin->beyond.empty());
-    if (nothing || (origin != nullptr && origin->dead_since < now - kDeadInDigests)) continue;
-    add(id.node.v);
-    add(id.incarnation);
-    add(entry.upto);
-    if (origin == nullptr) continue;
-    for (const Range& range : origin->beyond) {
-      add(range.first);
-      add(range.last);
-    }
-  }
-  // Two keys make 16 bytes of it; they are no secret.
-  return {siphash13(SipKey{1, 2}, bytes, 0).v, siphash13(SipKey{3, 4}, bytes, 0).v};
-}
-
 // Whether a run ended, a peer went away, or a record of such a one came, lately. Of a living origin's records everyone
 // learns from its heartbeats; the last ones of a lost origin may have reached only some, so that all heartbeats carry a
 // digest for a while.
 bool Replica::lost_lately(Nanos now) const noexcept {
-  if (now - lost_news_ < kDeadInDigests) return true;
-  return std::any_of(origins_.begin(), origins_.end(),
-                     [&](const Origin& origin) {
-                       return origin.dead_since != kNever && now - origin.dead_since < kDeadInDigests;
-                     }) ||
-         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return !peer.passes.empty() || (!peer.live && now - peer.away_since < kDeadInDigests);
-         });
+  return now - lost_news_ < Ledger::kDeadInDigests || ledger_.any_over_lately(now) ||
+         peers_.any_cut_off(now, Ledger::kDeadInDigests);
 }
 
 void Replica::news(Nanos now, bool of_members) noexcept {
@@ -346,10 +248,10 @@ void Replica::send_digest(Nanos now, Effects& effects) {
   digest_at_ = digests_left_ == 0 ? kNever : now + config_.gossip_interval;
   digest_urgent_ = digest_urgent_ && digests_left_ != 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Peer& peer = peers_[++digest_peer_ % peers_.size()];
+    const Peer& peer = peers_.in_turn(++digest_peer_);
     if (!peer.live) continue;
     FrameWriter frame(self_.incarnation);
-    frame.put(digest(now));
+    frame.put(ledger_.digest(now));
     send_to(peer.node, frame, Traffic::repair, effects);
     return;
   }
@@ -359,7 +261,7 @@ void Replica::send_digest(Nanos now, Effects& effects) {
 
 void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos now, Effects& effects) {
   const OriginId id{peer.node, frame.incarnation};
-  if (origins_.find(id) == nullptr && !belongs(id)) {
+  if (ledger_.origins().find(id) == nullptr && !belongs(id)) {
     ++stats_.refused;  // it waited for a copy that knows of its run's end
     return;
   }
@@ -377,13 +279,13 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
     return;
   }
   const auto inside = [&](const Range& range) { return range.first <= item.to; };
-  const auto divided = [&](const auto& floor) { return floor.second.divides(id, item.from, item.to); };
   if (origin.upto > item.from || std::any_of(origin.beyond.begin(), origin.beyond.end(), inside) ||
-      std::any_of(floors_.begin(), floors_.end(), divided)) {
+      ledger_.floors().any_divides(id, item.from, item.to)) {
     // A part of it is here, or on its way by another node. What is missing may be there one by one: it is asked for
     // before the whole state is.
     if (std::exchange(origin.unfit, item.from) != item.from) origin.unfit_at = now;
-    if (now - origin.unfit_at > kChunkAgain + Nanos{2 * delay_.v}) return start_copy(peer.node, origin, now, effects);
+    if (now - origin.unfit_at > kChunkAgain + Nanos{2 * peers_.delay().v})
+      return start_copy(peer.node, origin, now, effects);
     note(origin, item.to, peer.node, now, {0});
     return;
   }
@@ -394,8 +296,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   if (is_early(peer, origin, last, now)) return;
   for (const EntryItem& entry : item.entries) {
     end_copy_of(id, item.to, entry.subject, frame.set(entry.set), now);
-    const auto floor = floors_.find(static_cast<std::uint8_t>(Keys::segment_of(entry.subject.key)));
-    if (floor != floors_.end() && floor->second.covers(id, item.to)) continue;
+    if (ledger_.floors().covers(entry.subject.key, id, item.to)) continue;
     take_in(entry.subject, frame.set(entry.set), now, Receipt::repair);
   }
   origin.held_off = false;
@@ -404,7 +305,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const ChunkItem& item, Nanos
   if (!origin.complete()) {
     // The next one may be on its way.
     origin.attempts = 0;
-    origin.repair_at = now + Nanos{std::max(2 * kAskAgain, 4 * delay_.v)};
+    origin.repair_at = now + Nanos{std::max(2 * kAskAgain, 4 * peers_.delay().v)};
     repair_at_ = std::min(repair_at_, origin.repair_at);
   }
   ++stats_.chunks_applied;

@@ -118,6 +118,7 @@ class History {
  public:
   History(OriginId self, const HistoryLimits& limits) : self_(self), limits_(limits) {}
 
+  const OriginId& self() const noexcept { return self_; }
   std::uint64_t head() const noexcept { return head_; }
   std::uint64_t next() noexcept { return ++head_; }
   // The record numbered head(): into the log if `keep`, into the open piece if there is one.

@@ -67,6 +67,7 @@ bool contains(std::span<const Range> ranges, std::uint64_t seq) noexcept;
 class Origins {
  public:
   Origin* find(const OriginId& id) noexcept;
+  const Origin* find(const OriginId& id) const noexcept { return const_cast<Origins*>(this)->find(id); }
   Origin& add(const OriginId& id);
   void erase(const OriginId& id) noexcept;
   // This run of a node and all before it.

@@ -34,6 +34,11 @@
 // Overshoot: zero at zero delay with hits of 1; about (arrival rate * delay) at a delay; hits above the share may
 // exceed by (N-1)/N of the slack, once a bucket, unless LargeHits::claim asks the others first.
 //
+// Its parts answer for themselves, each by its header alone: which records were seen and are held (ledger.hpp), who can
+// be reached and what they have (peers.hpp), what copied segments are true for (floor.hpp), hits that ask first
+// (claims.hpp), keys (keys.hpp), estates (estate.hpp), births of unknown limiters (shelf.hpp). The replica hands them
+// what happens, and turns what they answer into frames and levels.
+//
 // Thread safety: none; one step at a time. Complexity: a decision is a look-up and a few comparisons; a record from
 // elsewhere one merge of interval sets; ticks are linear in the number of peers; sweeps visit one of 64 segments a
 // second.
@@ -51,12 +56,14 @@
 
 #include "weir/admissions.hpp"
 #include "weir/carries.hpp"
+#include "weir/claims.hpp"
 #include "weir/estate.hpp"
+#include "weir/floor.hpp"
 #include "weir/frame.hpp"
-#include "weir/history.hpp"
 #include "weir/keys.hpp"
+#include "weir/ledger.hpp"
 #include "weir/machine.hpp"
-#include "weir/origins.hpp"
+#include "weir/peers.hpp"
 #include "weir/shelf.hpp"
 #include "weir/slots.hpp"
 #include "weir/units.hpp"
@@ -207,7 +214,7 @@ class Replica final : public Machine {
   IntervalSet unsent(LimiterId limiter, KeyHash key) const;
   // Births of nodes that died, which count here by their estates.
   IntervalSet inherited(LimiterId limiter, KeyHash key) const;
-  std::vector<VectorEntry> vector() const;
+  std::vector<VectorEntry> vector() const { return ledger_.vector(); }
   // Nodes that take part now, this one too; those that it can't hear itself are taken to live.
   std::size_t live() const noexcept { return live_; }
   std::size_t registered() const noexcept { return members_.size(); }
@@ -215,9 +222,9 @@ class Replica final : public Machine {
   // Segments of a copy are put in place, or of this node's are given: the next steps take long. Keys are not to be
   // carried meanwhile.
   bool moves_segments() const noexcept { return (copy_ && (copy_->placed | to_place()) != 0) || gives(); }
-  std::uint64_t dropped() const noexcept { return history_.dropped(); }
+  std::uint64_t dropped() const noexcept { return ledger_.history().dropped(); }
   std::size_t keys() const noexcept { return keys_.size(); }
-  std::size_t log_bytes() const noexcept { return history_.log_bytes(); }
+  std::size_t log_bytes() const noexcept { return ledger_.history().log_bytes(); }
   Overshoot overshoot(LimiterId limiter, KeyHash key, Nanos now) const;
   // The most that any key of the limiter has exceeded its capacity by when births of others became known, since the
   // limiter was made or changed, with what was expected then.
@@ -228,33 +235,6 @@ class Replica final : public Machine {
   bool quarantined(NodeId peer) const noexcept;
 
  private:
-  struct Peer {
-    NodeId node;
-    std::uint64_t incarnation = 0;  // 0: not heard of yet
-    std::uint64_t introduced = 0;   // the last run that membership accepted
-    bool live = true;
-    bool behind = false;       // away, or back and catching up
-    bool quarantined = false;  // its births lie in the future
-    Nanos quarantined_at;
-    Nanos heard;
-    Nanos away_since = kNever;
-    std::uint64_t acked = 0;   // it has all of this node's records up to here
-    std::uint64_t spared = 0;  // it refuses those up to here for now: they aren't kept for its sake
-    std::uint64_t caught = 0;  // the head when it came back
-    Nanos echo;                // the time it last sent, by its clock,
-    Nanos echo_at;             // and when that came, by this one
-    bool timed = false;
-    Nanos offset;
-    Nanos round_trip;
-    Nanos copied;                                         // when it last was given segments of a copy,
-    std::uint64_t given = 0;                              // which (those of a moment ago aren't given twice),
-    std::uint64_t owed = 0;                               // and which it waits for
-    std::vector<std::pair<std::uint64_t, Nanos>> chunks;  // it was given lately, by what they follow, and when
-    std::vector<NodeId> unheard;                          // of the members: those that it doesn't hear, it said
-    Nanos unheard_at;
-    std::vector<NodeId> passes;  // live peers that its records reach through this node only
-    std::uint64_t served() const noexcept { return std::max(acked, spared); }
-  };
   struct Limiter {
     LimiterId id;
     LimiterSlot slot;
@@ -270,39 +250,7 @@ class Replica final : public Machine {
     Tokens admitted;
     StoredSet set;
   };
-  struct Claim {
-    std::uint64_t id = 0;
-    std::uint64_t ticket = 0;
-    LimiterId limiter;
-    KeyHash key;
-    Tokens hits;
-    Nanos time;
-    Nanos deadline;
-    std::vector<NodeId> waiting;
-  };
-  struct Tentative {
-    NodeId node;
-    std::uint64_t id = 0;
-    LimiterId limiter;
-    KeyHash key;
-    Tokens hits;
-    Nanos time;
-    Nanos expires;
-  };
-  // What a copied segment is true for, as long as the node's own vector says less.
-  struct Floor {
-    std::vector<VectorEntry> upto;
-    std::vector<NackItem> beyond;
-    std::uint64_t upto_of(const OriginId& origin) const noexcept;
-    // Whether it covers that record or a later one.
-    bool reaches(const OriginId& origin, std::uint64_t seq) const noexcept;
-    bool covers(const OriginId& origin, std::uint64_t seq) const noexcept;
-    // Whether it covers some of the records (from, to], and not all of them.
-    bool divides(const OriginId& origin, std::uint64_t from, std::uint64_t to) const noexcept;
-    bool operator==(const Floor& other) const noexcept;
-  };
-  using Floors = std::map<std::uint8_t, Floor>;  // by segment
-  using Records = std::vector<std::pair<std::uint64_t, std::span<const std::byte>>>;
+  using Records = Ledger::Records;
   struct CopyPart {
     CopyItem item;
     std::vector<Interval> intervals;
@@ -330,14 +278,6 @@ class Replica final : public Machine {
     Floors floors;         // of segments that came
     // Of all rounds: what the segments in place are true for.
     Floors true_for;
-  };
-
-  // The records of an origin that are in `others_`.
-  struct Recent {
-    std::vector<std::uint64_t> seqs;                           // ascending
-    std::unordered_map<Key, std::uint64_t, Tells::Hash> last;  // of each key the last record of its births
-    void add(std::uint64_t seq, const Key& key, bool births);
-    void remove(std::uint64_t seq, const Key& key);
   };
 
   // How births came: as news, some time late, or in a copy.
@@ -382,25 +322,16 @@ class Replica final : public Machine {
   void count_early(LimiterId id, Nanos now);
   void keep_for_others(const Peer& peer, const RecordItem& item, std::span<const Interval> births, Nanos now);
   void trim_others(Nanos now);
-  std::uint64_t stable(Nanos now) const noexcept;
 
   // replica_peers.cpp: signs of life, membership
-  Peer* find(NodeId node) noexcept;
-  const Peer* find(NodeId node) const noexcept;
-  bool forgotten(const OriginId& id) const noexcept;
   bool belongs(const OriginId& id) const noexcept;
-  std::size_t runs(NodeId node) const noexcept;
   Origin& run_of(const OriginId& id, Nanos now);
-  void forget_run(OriginId id);
   bool enroll(Peer& peer, std::uint64_t incarnation, Nanos now);
   void introduce(const Introduced& run) noexcept;
   void tick(Nanos now, Effects& effects);
   void heartbeats(Nanos now, Effects& effects);
   void apply(Peer& peer, const HeartbeatItem& item, Nanos now);
   void apply(Peer& peer, const SparedItem& item) noexcept;
-  bool doesnt_hear(const Peer& peer, NodeId node, Nanos now) const noexcept;
-  bool passes_on(const Peer& from, const Peer& to, Nanos now) const noexcept;
-  void find_passes(Nanos now);
   void check_life(Nanos now);
   void went_away(Peer& peer, Nanos now);
   void came_back(Peer& peer, Nanos now, Effects& effects);
@@ -408,7 +339,6 @@ class Replica final : public Machine {
   void remove_member(NodeId node, Nanos now);
   void forget_history(Nanos now);
   void collect(Nanos now);
-  static void begin_quarantine(Peer& peer, Nanos now) noexcept;
   void end_quarantine(Peer& peer, Nanos now);
   void measure(Nanos now) noexcept;
   bool may_be_over(const OriginId& id, Nanos now) const noexcept;
@@ -418,16 +348,11 @@ class Replica final : public Machine {
   void note(Origin& origin, std::uint64_t known, NodeId via, Nanos now, Nanos patience);
   void repair(Nanos now, Effects& effects);
   void try_again(Origin& origin, Nanos now) noexcept;
-  Peer* whom_to_ask(const Origin& origin, Nanos now);
   void apply(Peer& peer, const NackItem& item, Nanos now, Effects& effects);
   void supply(Peer& peer, std::span<const Range> ranges, Nanos now, FrameWriter& frame, Effects& effects);
-  bool is_on_its_way(Peer& peer, const Piece& piece, Nanos now) const;
   void apply(Peer& peer, const GoneItem& item, Nanos now, Effects& effects);
-  std::vector<NackItem> beyond() const;
-  static std::vector<Range> lacks(const VectorEntry& has, const VectorItem& vector, std::uint64_t last);
   void send_vector(const Peer& peer, bool answer, Effects& effects);
   void apply(Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
-  DigestItem digest(Nanos now) const;
   bool lost_lately(Nanos now) const noexcept;
   void send_digest(Nanos now, Effects& effects);
   void news(Nanos now, bool of_members = false) noexcept;
@@ -442,7 +367,6 @@ class Replica final : public Machine {
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   bool can_give() const noexcept;
   bool gives() const noexcept;
-  Floor floor_of(std::uint8_t segment) const;
   void give(Nanos now, Effects& effects);
   void give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
@@ -450,29 +374,18 @@ class Replica final : public Machine {
   std::uint64_t to_place() const noexcept;
   void place_segments(Nanos now, Effects& effects);
   void place_segment(std::uint8_t segment, const Records& own, Nanos now);
-  Frame framed(std::span<const std::byte> record) const;
-  Records own_records() const;
-  std::uint64_t own_births_beyond(const Floor& floor, const Records& records,
-                                  const std::function<void(std::span<const std::byte>)>& record,
-                                  const std::function<void(const Piece&)>& piece) const;
   void put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now);
   void add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now);
-  bool loses_births(const Floor& floor, const Records& records) const;
   void copy_again(Nanos at);
   bool donor_is_unfit(Nanos now);
-  static std::vector<const Floor*> unlike(const Floors& floors);
-  static Floor common_floor(const Floors& floors);
   bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
-  bool is_ahead(const Floor& floor, bool loses);
   void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
   void add_others(Peer& donor, Nanos now);
   void finish_copy(Nanos now, Effects& effects);
   void unpark(Nanos now, Effects& effects);
-  void drop_floors();
 
   // replica_estates.cpp: what is unsent survives a crash
-  const Peer* next_live() const noexcept;
   void find_buddy(Nanos now);
   bool is_hot(const Limiter& limiter, const KeyState& state, std::int64_t least, Nanos now) const noexcept;
   void note_untold(const Limiter& limiter, const KeyState& state, Nanos now);
@@ -480,7 +393,6 @@ class Replica final : public Machine {
   void apply(const Peer& peer, const Frame& frame, const TellItem& item, Nanos now, Effects& effects);
   void apply(const RetellItem& item, Nanos now);
   bool may_have_applied(const OriginId& origin, const Key& key, std::uint64_t position);
-  Recent& recent(const OriginId& origin);
   void inherit(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void hold(const Subject& subject, const Estate& estate, std::uint64_t first, bool counted, Nanos now);
   void end_copy_of(const OriginId& origin, std::uint64_t seq, const Subject& subject, std::span<const Interval> births,
@@ -493,11 +405,9 @@ class Replica final : public Machine {
 
   // replica_claims.cpp: hits above the share that ask first
   bool claim(const Limiter& limiter, const Ask& ask, Nanos now, Effects& effects);
-  Tokens claimed_by_others(LimiterId limiter, KeyHash key) const noexcept;
   void apply(Peer& peer, const ClaimItem& item, Nanos now, Effects& effects);
-  void acknowledged(Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
-  void done(const Peer& peer, std::uint64_t id, Nanos now);
-  void release(Nanos now, const std::function<bool(const Tentative&)>& over);
+  void acknowledged(const Peer& peer, std::uint64_t id, Nanos now, Effects& effects);
+  void release(const std::vector<OthersClaim>& ended, Nanos now);
   void decide(const Claim& claim, Nanos now, Effects& effects);
   void expire_claims(Nanos now, Effects& effects);
 
@@ -521,20 +431,16 @@ class Replica final : public Machine {
   bool introduces_ = false;  // runs count only once they are introduced
   std::vector<NodeId> members_;
   std::vector<std::pair<NodeId, Nanos>> left_;  // and when: others may still hand on their last records
-  std::vector<Peer> peers_;                     // neighbours, by node
+  Peers peers_;                                 // neighbours
   Slots<Limiter> limiters_;
-  std::map<std::uint32_t, std::uint64_t> collected_;  // of a node: incarnations up to this are refused
 
   std::size_t live_ = 1;  // see live()
   // There are more nodes than at that time, so shares are smaller: segments of keys that weren't looked at since.
   Nanos grown_at_ = kNever;
   std::size_t grown_next_ = 0;
-  Nanos delay_;  // the mean of half the round trips to live peers
 
   Keys keys_;
-  Origins origins_;
-  History history_;
-  Journal others_;
+  Ledger ledger_;
   Shelf shelf_;
 
   std::deque<Admission> early_;  // of limiters that aren't known yet, at most kEarlyMost
@@ -549,9 +455,7 @@ class Replica final : public Machine {
   bool tells_levels_ = false;
   std::vector<Level> levels_;
   std::vector<Key> estimated_;  // keys in whose told level an estimate of what is on its way counts
-  std::vector<Claim> claims_;
-  std::vector<Tentative> tentative_;
-  std::uint64_t claims_made_ = 0;
+  Claims claims_;
   std::uint64_t copies_given_ = 0;
   std::uint64_t carried_ = 0;  // keys, by `carry`
   Nanos carried_at_;           // when the last one was
@@ -562,15 +466,13 @@ class Replica final : public Machine {
   std::uint32_t copies_refused_ = 0;
   std::vector<std::pair<NodeId, Bytes>> parked_;
   std::size_t parked_bytes_ = 0;
-  Floors floors_;
 
   Estates estates_;
   std::vector<std::pair<Estates::Place, std::uint32_t>> estates_due_;  // to be published, with the limiter's version
   Tells tells_;
   OriginId buddy_;  // who is told; of incarnation 0: nobody
   Nanos tell_at_ = kNever;
-  std::map<OriginId, Recent> recent_;  // of those that were asked for since the last sweep
-  FrameWriter numbered_;               // records that were numbered outside of a step
+  FrameWriter numbered_;  // records that were numbered outside of a step
 
   Nanos heartbeat_at_;
   std::array<std::uint64_t, 2> heads_{};  // of this node's records, at the last heartbeats

@@ -107,9 +107,9 @@ ReplicaConfig config(Input& in) {
   return made;
 }
 
-class Peers {
+class Scene {
  public:
-  explicit Peers(Input& in) : in_(in), replica_(config(in)) {
+  explicit Scene(Input& in) : in_(in), replica_(config(in)) {
     put(0);
     put(1);
   }
@@ -361,7 +361,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   weir::Input in(rest);
-  weir::Peers peers(in);
-  for (int steps = 0; steps < 400 && !in.empty(); ++steps) peers.step();
+  weir::Scene scene(in);
+  for (int steps = 0; steps < 400 && !in.empty(); ++steps) scene.step();
   return 0;
 }
