@@ -17,7 +17,7 @@
 %% has switched says hello to all, so that those that missed it follow.
 %%
 %% <em>Incarnations</em>, one a start of weir, ascend also when the clock was set back: those that greet a node tell it the
-%% highest that they know of it. The machine takes frames of no run that wasn't accepted here.
+%% highest that they know of it, and it takes a later one. The machine takes frames of no run that wasn't accepted here.
 %%
 %% The rules are weir_members_core's: this process brings it messages and what it sees, and executes what it answers. What must
 %% outlive the process, and what others read without asking it, is in a table of the supervisor's.

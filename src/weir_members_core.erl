@@ -62,8 +62,7 @@
                 watched = #{} :: #{node() => true}, greeted = {none, none} :: {node() | none, node() | none}, seen :: seen() | none}).
 -opaque state() :: #state{}.
 
-%% @doc From the rows of the table, of which a first process finds {secret, Id}, {before, none}, {phase, starting} and {node, Node}.
-%% `start' is to be handled next.
+%% @doc From the rows of the table; a first process finds {secret, Id} and {node, Node} there. `start' is to be handled next.
 -spec new([tuple()], #{forget_after := pos_integer()}) -> state().
 new(Rows, #{forget_after := Ms}) ->
     Own = fun(Key, Default) -> case lists:keyfind(Key, 1, Rows) of {_, Value} -> Value; false -> Default end end,

@@ -12,7 +12,7 @@ suite() ->
     [{timetrap, {hours, 2}}].
 
 all() ->
-    [schedules_that_once_failed, members_keep_the_laws, what_is_answered, names_are_few].
+    [schedules_that_once_failed, members_keep_the_laws, what_is_answered, refused_while_connected, names_are_few].
 
 %% ---- schedules that broke a law before the rules were mended
 
@@ -75,11 +75,24 @@ what_is_answered(_) ->
                                   {welcome, #{secret => <<1:64>>}, []},
                                   {hello, #{versions => {8, 9}}, [{welcome, #{incarnation => Run, yours => 1000}}]},
                                   {bye, #{incarnation => 1000}, []}]],
+    %% Its end may be heard of when the next process there has said hello already.
+    {_, _, Ended} = step({down, A}, {[A], Met, []}),
+    ?assertMatch([#{yours := 1000}], [Answer || {say, hello, Node, Answer} <- Ended, Node =:= A]),
     {_, Left, _} = step({call, {self(), tag}, {leave, bye}}, {[A], Met, []}),
     ?assertEqual([{bye, #{incarnation => Run, yours => 0}}], Said(hello, #{incarnation => 1000}, Left)),
     ?assertEqual([], Said(welcome, #{incarnation => 1000}, Left)),
     %% It is known by a later run there: the farewell is of one that is later still.
     ?assertMatch([{bye, #{incarnation := Later}}] when Later > Run + 50, Said(hello, #{incarnation => 1000, yours => Run + 50}, Left)).
+
+%% (An operator is not to see names of long ago.)
+refused_while_connected(_) ->
+    A = 'a@members.laws',
+    {_, Refused, Effects} = step(hello(A, #{secret => <<1:64>>}), started([A])),
+    ?assert(lists:member({put, [{{refused, A}, secret}]}, Effects)),
+    {_, Still, Kept} = step(check, {[A], Refused, []}),
+    ?assertNot(lists:member({delete, {refused, A}}, Kept)),
+    {_, _, Gone} = step(check, {[], Still, []}),
+    ?assert(lists:member({delete, {refused, A}}, Gone)).
 
 %% ---- what others can make a node remember
 
