@@ -17,9 +17,10 @@
 %% has switched says hello to all, so that those that missed it follow.
 %%
 %% <em>Incarnations</em>, one a start of weir, ascend also when the clock was set back: those that greet a node tell it the
-%% highest that they know of it. The machine takes frames of no run that wasn't accepted here.
+%% highest that they know of it, and it takes a later one. The machine takes frames of no run that wasn't accepted here.
 %%
-%% What must outlive this process is in a table of the supervisor's.
+%% The rules are weir_members_core's: this process brings it messages and what it sees, and executes what it answers. What must
+%% outlive the process, and what others read without asking it, is in a table of the supervisor's.
 -module(weir_members).
 
 -behaviour(gen_server).
@@ -30,11 +31,11 @@
 -export([start_link/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1]).
 -export([others/0, connected/0, away/0, looked_for/0, is_member/1, terms/1, token/1]).
 -export([leave/1, has_left/0, phase/0, ready_since/0, ready/0, traffic/0]).
--export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 -export_type([id/0, status/0, member/0]).
 
--type id() :: 0..16#ffffffff.
+-type id() :: weir_roster:id().
 -type ms() :: non_neg_integer().
 %% `clock_offset_ns' is how far its clock is ahead of this node's, missing until it is measured; `quarantined' says that its births
 %% are refused, as they lie too far in the future.
@@ -46,45 +47,24 @@
 -type status() :: #{node := node(), state := starting | alone | member | left, incarnation := non_neg_integer(),
                     members := #{node() => member()}, looked_for := [node()], refused := #{node() => binary()}, rotating_ms := ms()}.
 
-%% How long a start waits for the answers of nodes that run weir, as far as one can see.
--define(START_MS, 1000).
 %% Until a hello is said again to a node that reads nothing.
 -define(AGAIN_MS, 200).
 -define(CHECK_MS, 1000).
-%% Between two hellos to a member, one drawn by chance: what some have missed, as that a node left, reaches all. And to one of
-%% those that are away though they are connected.
+%% Between two hellos to members, one after the other: what some have missed, as that a node left, reaches all. And as often to one
+%% of those that are away though they are connected.
 -define(GREET_MS, 5000).
-%% How long a node's leaving is remembered, so that nobody who missed it brings the node back; and of how many, the last.
--define(KEEP_LEFT_MS, 86400000).
--define(MAX_LEFT, 1024).
-%% For so long a node that stopped in order goes on counting: it may only be started again, and its last records are still handed on.
-%% Two members see its end at the same time, but for less.
--define(STOPPED_MS, 5000).
--define(DRAIN_MS, 3000).
--define(MAX_MEMBERS, 4096).
--define(MAX_INCARNATION, (1 bsl 62)).
 
-%% `away_since' is monotonic milliseconds, `none' while the node is connected and runs weir. Of those that are `met' or `confirmed'
-%% (by members) or `stopping' the table has also a row {id, Id}: they are registered. `heard' and `stopped' are only looked for.
--record(member, {node :: node(), id :: id(), standing = met :: met | confirmed | heard | stopping | stopped,
-                 incarnation = 0 :: non_neg_integer(), away_since = none :: none | integer(),
-                 terms = none :: none | weir_hello:terms()}).
-
-%% `awaited' are the nodes whose answer the start waits for, `asked' who waits for its end.
--record(state, {phase = starting :: starting | ready | left, awaited = #{} :: #{node() => true}, asked = [] :: [term()],
-                highest = 0 :: non_neg_integer(), joining = false :: boolean(), limiters = [] :: [term()],
-                watched = #{} :: #{node() => reference()}, monitors = #{} :: #{reference() => node()},
-                hearsay = weir_hearsay:new() :: weir_hearsay:hearsay()}).
+-record(state, {core :: weir_members_core:state(), watched = #{} :: #{node() => reference()}}).
 
 %% @doc How membership stands, as this node sees it.
 -spec status() -> status().
 status() ->
     Now = erlang:monotonic_time(millisecond),
-    Members = maps:from_list([{Member#member.node, about(Member, Now)} || Member <- counted()]),
+    Members = maps:from_list([{Node, about(Member, Now)} || #{node := Node} = Member <- counted()]),
     #{node => node(), state => state_of(phase(), map_size(Members)), incarnation => own(incarnation, 0), members => Members,
       looked_for => looked_for() -- maps:keys(Members), refused => refused(), rotating_ms => weir_secret:rotation_left_ms()}.
 
-about(#member{id = Id, incarnation = Incarnation, away_since = Since, terms = Terms}, Now) ->
+about(#{id := Id, incarnation := Incarnation, away_since := Since, terms := Terms}, Now) ->
     maps:merge(weir_machine:peer(Id), #{id => Id, state => state(Since), incarnation => Incarnation, away_ms => away(Since, Now),
                                        protocol => protocol(Terms)}).
 
@@ -114,7 +94,7 @@ forget(Node) ->
 %% 4000 host names that differ in two letters 1000 are left.)
 -spec node_id(node()) -> id().
 node_id(Node) ->
-    erlang:phash2(atom_to_binary(Node), 1 bsl 32).
+    weir_roster:id(Node).
 
 %% @private
 -spec start_link() -> {ok, pid()} | {error, term()}.
@@ -151,35 +131,35 @@ take_limiters() ->
 %% @doc The other nodes that are registered, connected or not.
 -spec others() -> [{node(), id()}].
 others() ->
-    [{Node, Id} || #member{node = Node, id = Id} <- counted()].
+    [{Node, Id} || #{node := Node, id := Id} <- counted()].
 
 %% @private
 -spec connected() -> [node()].
 connected() ->
-    [Node || #member{node = Node, away_since = none} <- counted()].
+    [Node || #{node := Node, away_since := none} <- counted()].
 
 %% @private
 -spec away() -> [node()].
 away() ->
-    [Node || #member{node = Node, away_since = Since} <- counted(), Since =/= none].
+    [Node || #{node := Node, away_since := Since} <- counted(), Since =/= none].
 
 %% @private
 %% @doc The nodes that this one wants to be connected to.
 -spec looked_for() -> [node()].
 looked_for() ->
-    [Node || own(phase, starting) =/= left, #member{node = Node} <- rows()].
+    [Node || own(phase, starting) =/= left, #{node := Node} <- rows()].
 
 %% @private
 -spec is_member(node()) -> boolean().
 is_member(Node) ->
-    is_registered(lookup(Node)).
+    weir_roster:is_registered(own({member, Node}, none)).
 
 %% @private
 %% @doc How to talk to a member, and the run of it that was accepted; `none' of one that hasn't said hello, or is refused.
 -spec terms(node()) -> {Incarnation :: non_neg_integer(), weir_hello:terms() | none}.
 terms(Node) ->
-    case lookup(Node) of
-        #member{incarnation = Incarnation, terms = Terms} -> {Incarnation, Terms};
+    case own({member, Node}, none) of
+        #{incarnation := Incarnation, terms := Terms} -> {Incarnation, Terms};
         none -> {0, none}
     end.
 
@@ -246,46 +226,13 @@ init([]) ->
     ok = net_kernel:monitor_nodes(true),
     _ = erlang:send_after(?CHECK_MS, self(), check),
     _ = erlang:send_after(?GREET_MS, self(), greet),
-    Nodes = nodes(),
-    State = lists:foldl(fun watch/2, #state{phase = phase()}, Nodes),
-    case State#state.phase of
-        starting ->
-            _ = erlang:send_after(?START_MS, self(), started),
-            {ok, started(say_hello(Nodes, State#state{awaited = maps:from_list([{Node, true} || Node <- Nodes])}))};
-        _ ->
-            %% (The process before may have ended when it had taken another run, and hadn't said so.)
-            ok = weir_replica:renew(),
-            {ok, missed(say_hello(Nodes, State))}
-    end.
+    {ok, #{forget_after := Ms}} = weir_cluster_options:get(),
+    {ok, step(start, #state{core = weir_members_core:new(ets:tab2list(?MODULE), #{forget_after => Ms})})}.
 
 %% @private
--spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}} | {noreply, #state{}}.
-handle_call(Request, From, #state{phase = Phase, awaited = Awaited, asked = Asked} = State)
-  when Phase =:= starting; map_size(Awaited) > 0 ->
-    {noreply, State#state{asked = [{Request, From} | Asked]}};
-handle_call(Request, _From, State) ->
-    {Reply, New} = answer(Request, State),
-    {reply, Reply, New}.
-
-answer(start, #state{joining = Joining} = State) ->
-    {#{incarnation => own(incarnation, 1), joining => Joining}, State};
-answer({leave, How}, State) ->
-    {ok, left(How, State)};
-answer({forget, Node}, State) ->
-    case lookup(Node) of
-        #member{away_since = none} -> {{error, connected}, State};
-        #member{incarnation = Incarnation} ->
-            {ok, say_hello(connected(), remove(Node, remember_left(Node, Incarnation, State)))};
-        none -> {{error, unknown}, State}
-    end;
-answer(take_limiters, #state{limiters = Limiters} = State) ->
-    {Limiters, State#state{limiters = []}};
-answer({rotation, 1, What, Id}, State) ->
-    rotated(What, Id, false, State);
-answer({rotation, 1, What, Id, force}, State) ->
-    rotated(What, Id, true, State);
-answer(_, State) ->
-    {unknown, State}.
+-spec handle_call(term(), gen_server:from(), #state{}) -> {noreply, #state{}}.
+handle_call(Request, From, #state{} = State) ->
+    {noreply, step({call, From, Request}, State)}.
 
 %% @private
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
@@ -294,433 +241,94 @@ handle_cast(_, State) ->
 
 %% @private
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info({?MODULE, Envelope, Kind, #{node := Node} = Told}, #state{phase = Phase} = State)
-  when is_atom(Node), Node =/= node(), Phase =/= left ->
-    {noreply, told(Kind, Node, weir_hello:terms(Envelope, Told), Told, State)};
+handle_info({?MODULE, Envelope, Kind, #{} = Told}, #state{core = Core} = State) ->
+    Next = case weir_members_core:reads_next(Told, Core) andalso weir_secret:next() of
+               {ok, Id} -> Id;
+               _ -> none
+           end,
+    {noreply, step({told, Kind, Envelope, Told, Next}, State)};
+handle_info({'DOWN', Monitor, process, {?MODULE, Node}, _}, #state{watched = Watched} = State) ->
+    case Watched of
+        #{Node := Monitor} -> {noreply, step({down, Node}, State#state{watched = maps:remove(Node, Watched)})};
+        #{} -> {noreply, State}
+    end;
 handle_info({nodeup, Node}, State) ->
-    {noreply, say_hello([Node], watch(Node, named(State)))};
-handle_info({'DOWN', Monitor, process, _, _}, State) ->
-    {noreply, down(Monitor, State)};
-handle_info(started, #state{phase = starting} = State) ->
-    {noreply, started(State#state{awaited = #{}})};
-handle_info(introduced, State) ->
-    {noreply, introduced(State#state{awaited = #{}})};
+    {noreply, step({nodeup, Node}, State)};
 handle_info({hello, Node}, State) ->
-    {noreply, say_hello([Node], State)};
+    {noreply, step({hello, Node}, State)};
+handle_info(After, State) when After =:= started; After =:= introduced ->
+    {noreply, step(After, State)};
 handle_info(greet, State) ->
     _ = erlang:send_after(?GREET_MS, self(), greet),
-    {noreply, say_hello(one_of(connected()) ++ one_of(silent()), State)};
+    {noreply, step(greet, State)};
 handle_info(check, State) ->
     _ = erlang:send_after(?CHECK_MS, self(), check),
-    {noreply, check(missed(named(State)))};
+    Checked = step(check, State),
+    _ = [weir_traffic:forget(Node) || Node <- maps:keys(traffic()), not is_member(Node)],
+    {noreply, Checked};
 handle_info(_, State) ->
     {noreply, State}.
 
-%% Members that are away though there is a connection: weir has ended there, or one of the two missed the other's hello.
-silent() ->
-    Up = maps:from_list([{Node, up} || Node <- nodes()]),
-    [Node || Node <- away(), is_map_key(Node, Up)].
+%% @private
+-spec format_status(gen_server:format_status()) -> gen_server:format_status().
+format_status(Status) ->
+    maps:map(fun(state, #state{core = Core} = State) -> State#state{core = weir_members_core:shown(Core)};
+                (_, Value) -> Value
+             end, Status).
 
-one_of([]) -> [];
-one_of(Nodes) -> [lists:nth(rand:uniform(length(Nodes)), Nodes)].
+%% ---- steps ----
 
-%% ---- the start ----
+step(Message, #state{core = Core} = State) ->
+    Seen = #{now => erlang:monotonic_time(millisecond), clock => erlang:system_time(millisecond), node => node(), up => nodes()},
+    {New, Effects} = weir_members_core:handle(Message, Seen, Core),
+    lists:foldl(fun execute/2, State#state{core = New}, Effects).
 
-%% Over when all answered who can.
-started(#state{phase = starting, awaited = Awaited, highest = Highest} = State) when map_size(Awaited) =:= 0 ->
-    true = ets:insert(?MODULE, [{incarnation, max(erlang:system_time(millisecond), Highest + 1)}, {phase, ready}]),
-    _ = erlang:send_after(?START_MS, self(), introduced),
-    introduced(say_hello(nodes(), confirm(State#state{phase = ready, awaited = maps:from_list([{Node, true} || Node <- connected()])})));
-started(State) ->
+execute({call, From, Request}, State) ->
+    step({call, From, Request}, State);
+execute({switch, Id, Force, Then}, State) ->
+    step({switched, Id, weir_secret:rotate(Id, Force), Then}, State);
+%% The process of this name there. (There is a connection: the monitor doesn't wait for one.)
+execute({watch, Node}, #state{watched = Watched} = State) ->
+    State#state{watched = Watched#{Node => erlang:monitor(process, {?MODULE, Node})}};
+execute(Effect, State) ->
+    ok = do(Effect),
     State.
 
-%% All know this run that can: its first frames ask for a copy, and would be refused by those that haven't heard of it.
-introduced(#state{phase = ready, awaited = Awaited, asked = Asked} = State) when map_size(Awaited) =:= 0 ->
-    lists:foldr(fun({Request, From}, Now) ->
-                        {Reply, Then} = answer(Request, Now),
-                        _ = gen_server:reply(From, Reply),
-                        Then
-                end, State#state{asked = []}, Asked);
-introduced(State) ->
-    State.
-
-%% A node may get its name after weir was started. To the others it is another then.
-named(#state{phase = ready} = State) ->
-    case own(node, node()) of
-        Node when Node =:= node() ->
-            State;
-        _ ->
-            true = ets:insert(?MODULE, [{node, node()}, {incarnation, own(incarnation, 0) + 1}]),
-            ok = weir_replica:renew(),
-            State
-    end;
-named(State) ->
-    State.
-
-%% ---- hello ----
-
-say_hello(_Nodes, #state{phase = left} = State) ->
-    State;
-say_hello([], State) ->
-    State;
-say_hello(Nodes, State) ->
-    Told = about_all(),
-    _ = [say(hello, Node, Told) || Node <- Nodes],
-    State.
-
-%% What all are told alike. Members are named with how long they have been away: what all know only from each other is to be forgotten
-%% all the same.
-about_all() ->
-    Now = erlang:monotonic_time(millisecond),
-    Rows = rows(),
-    #{node => node(), id => node_id(node()), incarnation => own(incarnation, 0), secret => own(secret, none), before => own(before, none),
-      versions => weir_hello:versions(), features => weir_hello:features(),
-      members => [{Node, away(Since, Now)} || #member{node = Node, away_since = Since} = Member <- Rows, is_registered(Member)],
-      left => [{Node, Incarnation} || [Node, Incarnation] <- match({{left, '$1'}, '$2', '_'})],
-      stopped => [{Node, Incarnation} || #member{node = Node, incarnation = Incarnation, standing = stopped} <- Rows]}.
+do({put, Rows}) ->
+    true = ets:insert(?MODULE, Rows),
+    ok;
+do({delete, Key}) ->
+    true = ets:delete(?MODULE, Key),
+    ok;
+do({say, Kind, Node, Told}) -> say(Kind, Node, Told);
+do({welcome, Node, Told}) -> say(welcome, Node, Told#{limiters => weir_registry:entries()});
+do({reply, From, Reply}) -> gen_server:reply(From, Reply);
+do({ready, From, Id, Force}) -> gen_server:reply(From, weir_secret:ready(Id, Force));
+do({registered, Node}) -> weir_replica:registered(Node);
+do({unregistered, Node}) -> weir_replica:unregistered(Node);
+do(renew) -> weir_replica:renew();
+do(push) -> weir_replica:push();
+do({drain, Ms}) ->
+    ok = weir_owner:leave(Ms),
+    weir_replica:drain(Ms);
+do({joined, Node}) -> weir_registry:joined(Node);
+do({forget_traffic, Node}) -> weir_traffic:forget(Node);
+do({later, Ms, Message}) ->
+    _ = erlang:send_after(Ms, self(), Message),
+    ok;
+do({log, notice, Report}) -> ?LOG_NOTICE(Report);
+do({log, error, Report}) -> ?LOG_ERROR(Report).
 
 %% Another node may be slow to read; this process isn't made to wait for it.
-say(Kind, Node, ToAll) ->
-    Told = ToAll#{yours => incarnation_of(Node), token => token(Node)},
-    case erlang:send({?MODULE, Node}, {?MODULE, weir_hello:envelope(), Kind, Told}, [nosuspend, noconnect]) of
+say(Kind, Node, Told) ->
+    Message = {?MODULE, weir_hello:envelope(), Kind, Told#{token => token(Node)}},
+    case erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) of
         nosuspend ->
             _ = erlang:send_after(?AGAIN_MS, self(), {hello, Node}),
             ok;
         _ ->
             ok
     end.
-
-incarnation_of(Node) ->
-    case {lookup(Node), ets:lookup(?MODULE, {left, Node})} of
-        {#member{incarnation = Incarnation}, _} -> Incarnation;
-        {none, [{_, Incarnation, _}]} -> Incarnation;
-        {none, []} -> 0
-    end.
-
-%% (A farewell needs no protocol in common.)
-told(Kind, Node, _Terms, #{incarnation := Incarnation}, State)
-  when Kind =:= bye orelse Kind =:= stop, is_integer(Incarnation), Incarnation < ?MAX_INCARNATION ->
-    awaited(Node, farewell(Kind, lookup(Node), Incarnation, State));
-told(_Kind, Node, {refused, Reason}, _Told, State) ->
-    awaited(Node, refuse(Node, Reason, State));
-told(Kind, Node, {ok, Terms}, Told, State) when Kind =:= hello; Kind =:= welcome ->
-    case weir_hello:judge(Told, known(Node)) of
-        ok -> answered(Node, Told, accept(Kind, Node, Terms, Told, State));
-        stale -> State;
-        behind -> awaited(Node, behind(Kind, Node, Told, State));
-        next -> awaited(Node, follow(Kind, Node, Terms, Told, State));
-        {refused, Reason} -> awaited(Node, refuse(Node, Reason, State))
-    end;
-told(_Kind, _Node, _Terms, _Told, State) ->
-    State.
-
-%% (What it says may be of the time before it knew this run.)
-answered(Node, #{yours := Yours}, #state{phase = ready} = State) ->
-    case Yours >= own(incarnation, 0) of
-        true -> awaited(Node, State);
-        false -> State
-    end;
-answered(Node, _Told, State) ->
-    awaited(Node, State).
-
-awaited(Node, #state{phase = starting, awaited = Awaited} = State) ->
-    started(State#state{awaited = maps:remove(Node, Awaited)});
-awaited(Node, #state{awaited = Awaited} = State) ->
-    introduced(State#state{awaited = maps:remove(Node, Awaited)}).
-
-known(Node) ->
-    Id = node_id(Node),
-    Next = fun() -> case weir_secret:next() of {ok, Next} -> Next; {error, _} -> none end end,
-    #{secret => own(secret, none), before => own(before, none), next => Next, id => Id, same => same(Node, Id),
-      incarnation => incarnation_of(Node), alone => phase() =:= ready andalso counted() =:= []}.
-
-%% Another node of the same number, this one among them.
-same(Node, Id) ->
-    case {node_id(node()), own({id, Id}, Node)} of
-        {Id, _} -> node();
-        {_, Node} -> none;
-        {_, Other} -> Other
-    end.
-
-%% ---- rotation of the secret ----
-
-rotated(ready, Id, Force, State) ->
-    case own(secret, none) of
-        Id -> {ok, State};
-        _ -> {weir_secret:ready(Id, Force), State}
-    end;
-rotated(switch, Id, Force, State) ->
-    switch(Id, Force, State);
-rotated(_, _Id, _Force, State) ->
-    {unknown, State}.
-
-%% Said again when all have switched, it greets those that didn't follow.
-switch(Id, Force, State) ->
-    Own = own(secret, none),
-    case Own =:= Id orelse weir_secret:rotate(Id, Force) of
-        true ->
-            {ok, say_hello(nodes(), State)};
-        ok ->
-            true = ets:insert(?MODULE, [{secret, Id}, {before, Own}]),
-            %% Under another hash, keys of `scope => exact' have other owners: these are to know all that there is.
-            ok = weir_replica:push(),
-            ?LOG_NOTICE(#{what => secret_rotated}),
-            {ok, say_hello(nodes(), State)};
-        {error, _} = Error ->
-            {Error, State}
-    end.
-
-%% The other has switched.
-follow(Kind, Node, Terms, #{secret := Id} = Told, State) ->
-    %% It has been decided on; to wait for the last rotation's end would keep this node out.
-    case switch(Id, true, State) of
-        {ok, Switched} -> accept(Kind, Node, Terms, Told, Switched);
-        {{error, Message}, _} -> refuse(Node, {rotation, Message}, State)
-    end.
-
-%% The other hasn't, and will when it hears this: it stays a member if it was one.
-behind(Kind, Node, Told, State) ->
-    true = ets:insert(?MODULE, {{refused, Node}, behind}),
-    greeted(Kind, Node, Told, State).
-
-%% A member stays registered, as it may go on limiting where this node doesn't see it: it is away, and its frames are not taken.
-refuse(Node, Reason, State) ->
-    case ets:lookup(?MODULE, {refused, Node}) of
-        [{_, Reason}] ->
-            ok;
-        _ ->
-            true = ets:insert(?MODULE, {{refused, Node}, Reason}),
-            ?LOG_ERROR(#{what => member_refused, node => Node, why => weir_hello:text(Reason)})
-    end,
-    case lookup(Node) of
-        #member{terms = none} -> went_away(Node, State);
-        #member{} = Member ->
-            put_member(Member#member{terms = none}),
-            ok = weir_replica:registered(Node),
-            went_away(Node, State);
-        none -> State
-    end.
-
-%% ---- members ----
-
-accept(Kind, Node, Terms, #{incarnation := Incarnation, yours := Yours, members := Members, left := Left} = Told, State0) ->
-    true = ets:delete(?MODULE, {refused, Node}),
-    State1 = join(Node, Incarnation, Terms, watch(Node, State0)),
-    State2 = lists:foldl(fun(Gone, S) -> has_gone(bye, Gone, S) end, State1, lists:sublist(Left, ?MAX_LEFT)),
-    ok = forget_left(),
-    State3 = lists:foldl(fun(Gone, S) -> has_gone(stop, Gone, S) end, State2, stopped(Told)),
-    State4 = has_heard_of(Node, Incarnation, Members, State3),
-    greeted(Kind, Node, Told, joins(Incarnation, highest(Yours, State4))).
-
-stopped(#{stopped := Stopped}) when length(Stopped) =< ?MAX_MEMBERS -> Stopped;
-stopped(#{}) -> [].
-
-%% Who runs already, when this node starts, has what is to be copied. Of nodes that start together the first one to be ready has
-%% nobody to copy from, also if its machine is made a moment later.
-joins(Incarnation, #state{phase = starting, joining = Joining} = State) ->
-    State#state{joining = Joining orelse Incarnation =/= 0};
-joins(_Incarnation, State) ->
-    State.
-
-%% Who starts is told all limiters with the answer, so that it comes up with those of the others and not those of its own
-%% configuration.
-greeted(hello, Node, #{incarnation := 0}, #state{phase = ready} = State) ->
-    ok = say(welcome, Node, (about_all())#{limiters => weir_registry:entries()}),
-    State;
-greeted(hello, Node, _Told, State) ->
-    ok = say(welcome, Node, about_all()),
-    State;
-greeted(welcome, _Node, #{limiters := Limiters}, #state{phase = starting, limiters = Before} = State) when length(Limiters) >= 0 ->
-    State#state{limiters = Limiters ++ Before};
-greeted(_Kind, _Node, _Told, State) ->
-    State.
-
-join(Node, Incarnation, Terms, #state{hearsay = Hearsay} = State) ->
-    is_member(Node) orelse ?LOG_NOTICE(#{what => member_joined, node => Node}),
-    Known = incarnation_of(Node),
-    true = ets:delete(?MODULE, {left, Node}),
-    ok = put_member(#member{node = Node, id = node_id(Node), incarnation = max(Known, Incarnation), terms = Terms}),
-    ok = weir_replica:registered(Node),
-    %% (Said with each hello: what the other heard before it knew this node as a member, it didn't take.)
-    ok = weir_registry:joined(Node),
-    State#state{hearsay = weir_hearsay:forget(Node, Hearsay)}.
-
-%% Known to a member, and perhaps out of reach: it is looked for, and counts if enough members name it. One that is starting says
-%% nothing by what it doesn't know yet.
-has_heard_of(Member, Incarnation, Named, #state{hearsay = Hearsay} = State) ->
-    Most = forget_after(),
-    Now = erlang:monotonic_time(millisecond),
-    Room = ets:info(?MODULE, size) < 4 * ?MAX_MEMBERS,
-    News = [Node || {Node, AwayMs} <- Named, is_atom(Node), Node =/= node(), is_integer(AwayMs), AwayMs >= 0, AwayMs < Most,
-                    looks_for(lookup(Node), Node, Now - AwayMs, Room)],
-    Said = State#state{hearsay = weir_hearsay:said(Member, News, Hearsay)},
-    case {State#state.phase, Incarnation} of
-        {ready, Run} when Run =/= 0 -> confirm(Said);
-        _ -> Said
-    end.
-
-%% Whether what is said of a node is news.
-looks_for(#member{standing = Standing, away_since = Before} = Member, _Node, Since, _Room) when Standing =:= heard; Standing =:= confirmed ->
-    put_member(Member#member{away_since = max(Before, Since)}),
-    true;
-looks_for(#member{standing = stopped, away_since = Stopped} = Member, _Node, Since, _Room) when Since > Stopped + ?STOPPED_MS ->
-    %% It was met after it stopped: it is back.
-    put_member(Member#member{standing = heard, away_since = Since}),
-    true;
-looks_for(#member{}, _Node, _Since, _Room) ->
-    false;
-looks_for(none, Node, Since, Room) ->
-    Id = node_id(Node),
-    News = Room andalso same(Node, Id) =:= none andalso not ets:member(?MODULE, {left, Node}),
-    _ = News andalso put_member(#member{node = Node, id = Id, standing = heard, away_since = Since}),
-    News.
-
-confirm(#state{hearsay = Hearsay} = State) ->
-    Ready = [Node || #member{node = Node, away_since = none, incarnation = Run} <- counted(), Run =/= 0],
-    lists:foreach(fun count_too/1, [lookup(Node) || Node <- weir_hearsay:confirmed(Ready, Hearsay)]),
-    State.
-
-%% (Said again of one that counts: the machine forgets by its own clock.)
-count_too(#member{node = Node, id = Id, standing = Standing} = Member) when Standing =:= heard; Standing =:= confirmed ->
-    case same(Node, Id) of
-        none ->
-            put_member(Member#member{standing = confirmed}),
-            ok = weir_replica:registered(Node);
-        _ ->
-            ok
-    end;
-count_too(_) ->
-    ok.
-
-%% Another member has heard it leave or stop, and not this node.
-has_gone(How, {Node, Incarnation}, State) when is_atom(Node), Node =/= node(), is_integer(Incarnation), Incarnation < ?MAX_INCARNATION ->
-    case lookup(Node) of
-        #member{incarnation = Known, away_since = Since, standing = Standing} = Member
-          when Known =< Incarnation, Since =/= none, {How, Standing} =/= {stop, stopped} ->
-            gone(How, Member, Incarnation, State);
-        _ ->
-            State
-    end;
-has_gone(_How, _, State) ->
-    State.
-
-%% (Not one of a run before, that was overtaken.)
-farewell(How, #member{node = Node, incarnation = Known} = Member, Incarnation, State) when Incarnation >= Known ->
-    ?LOG_NOTICE(#{what => case How of bye -> member_left; stop -> member_stopped end, node => Node}),
-    case How of
-        bye ->
-            gone(bye, Member, Incarnation, State);
-        stop ->
-            put_member(Member#member{standing = stopping, away_since = erlang:monotonic_time(millisecond)}),
-            State
-    end;
-farewell(_How, _, _Incarnation, State) ->
-    State.
-
-%% One that stopped in order, some seconds ago, sent what it had admitted, and admits nothing: no side of a partition has to reckon with it. It is looked
-%% for, as it may be back in a moment, and may not know where the others are.
-gone(bye, #member{node = Node}, Incarnation, State) ->
-    remove(Node, remember_left(Node, Incarnation, State));
-gone(stop, #member{node = Node, id = Id, incarnation = Known} = Member, Incarnation, State) ->
-    true = ets:delete(?MODULE, {id, Id}),
-    put_member(Member#member{standing = stopped, incarnation = max(Known, Incarnation), terms = none}),
-    ok = weir_replica:unregistered(Node),
-    State.
-
-remember_left(Node, Incarnation, State) ->
-    true = ets:insert(?MODULE, {{left, Node}, max(Incarnation, incarnation_of(Node)), erlang:monotonic_time(millisecond)}),
-    State.
-
-%% Of too many the earliest.
-forget_left() ->
-    Now = erlang:monotonic_time(millisecond),
-    Left = lists:sort([{At, Node} || [Node, At] <- match({{left, '$1'}, '_', '$2'})]),
-    Old = [Node || {At, Node} <- Left, Now - At > ?KEEP_LEFT_MS],
-    Few = [Node || {_, Node} <- lists:sublist(Left, max(0, length(Left) - ?MAX_LEFT))],
-    lists:foreach(fun(Node) -> ets:delete(?MODULE, {left, Node}) end, Old ++ Few).
-
-remove(Node, #state{hearsay = Hearsay} = State) ->
-    case lookup(Node) of
-        #member{id = Id} = Member ->
-            true = ets:delete(?MODULE, {member, Node}),
-            _ = is_registered(Member) andalso ets:delete(?MODULE, {id, Id}),
-            ok = weir_traffic:forget(Node),
-            ok = weir_replica:unregistered(Node);
-        none ->
-            ok
-    end,
-    State#state{hearsay = weir_hearsay:forget(Node, Hearsay)}.
-
-%% Somebody knows a later run of this node: the clock was set back. This one is made later still.
-highest(Yours, #state{phase = starting, highest = Highest} = State) ->
-    State#state{highest = max(Highest, Yours)};
-highest(Yours, State) ->
-    case own(incarnation, 0) of
-        Own when Yours > Own ->
-            true = ets:insert(?MODULE, {incarnation, Yours + 1}),
-            ok = weir_replica:renew(),
-            say_hello(nodes(), State);
-        _ ->
-            State
-    end.
-
-%% What the others don't know of this node's births is sent, then they are told. Later hellos are not answered.
-left(_How, #state{phase = left} = State) ->
-    State;
-left(How, #state{phase = ready} = State) ->
-    {Kind, DrainMs} = case How of bye -> {bye, ?DRAIN_MS}; {stop, Ms} -> {stop, Ms} end,
-    ok = weir_owner:leave(DrainMs),
-    ok = weir_replica:drain(DrainMs),
-    Told = about_all(),
-    _ = [say(Kind, Node, Told) || Node <- connected()],
-    true = ets:insert(?MODULE, {phase, left}),
-    lists:foldl(fun(#member{node = Node}, S) -> remove(Node, S) end, State#state{phase = left}, rows()).
-
-%% ---- connections ----
-
-%% A monitor of the other's process of this name tells when weir stops there, too. (There is a connection: the monitor doesn't
-%% wait for one.)
-watch(Node, #state{watched = Watched, monitors = Monitors} = State) ->
-    case not is_map_key(Node, Watched) andalso lists:member(Node, nodes()) of
-        true ->
-            Monitor = erlang:monitor(process, {?MODULE, Node}),
-            State#state{watched = Watched#{Node => Monitor}, monitors = Monitors#{Monitor => Node}};
-        false ->
-            State
-    end.
-
-%% The process that follows it there says hello, and that may have come before this message, as signals of two processes have no
-%% order. So this node says hello as well: if somebody is there, it answers, and is watched again.
-down(Monitor, #state{monitors = Monitors, watched = Watched} = State) when is_map_key(Monitor, Monitors) ->
-    {Node, Rest} = maps:take(Monitor, Monitors),
-    Gone = went_away(Node, awaited(Node, State#state{monitors = Rest, watched = maps:remove(Node, Watched)})),
-    say_hello([Node || is_member(Node), lists:member(Node, nodes())], Gone);
-down(_Monitor, State) ->
-    State.
-
-went_away(Node, #state{hearsay = Hearsay} = State) ->
-    case lookup(Node) of
-        #member{away_since = none} = Member -> put_member(Member#member{away_since = erlang:monotonic_time(millisecond)});
-        _ -> ok
-    end,
-    State#state{hearsay = weir_hearsay:silent(Node, Hearsay)}.
-
-%% Those whose connection went while this process didn't look.
-missed(State) ->
-    Up = maps:from_list([{Node, up} || Node <- nodes()]),
-    lists:foldl(fun went_away/2, State, [Node || Node <- connected(), not is_map_key(Node, Up)]).
-
-check(State) ->
-    Now = erlang:monotonic_time(millisecond),
-    Most = forget_after(),
-    ok = forget_left(),
-    Up = maps:from_list([{Node, up} || Node <- nodes()]),
-    _ = [true = ets:delete(?MODULE, {refused, Node}) || [Node, _] <- match({{refused, '$1'}, '$2'}), not is_map_key(Node, Up)],
-    _ = [weir_traffic:forget(Node) || Node <- maps:keys(traffic()), not is_member(Node)],
-    Over = [Node || #member{node = Node, away_since = Since} <- rows(), Since =/= none, Now - Since > Most],
-    _ = [?LOG_NOTICE(#{what => member_forgotten, node => Node}) || Node <- Over],
-    Stopped = [Member || #member{standing = stopping, away_since = Since} = Member <- rows(), Now - Since > ?STOPPED_MS],
-    lists:foldl(fun remove/2, lists:foldl(fun(Member, S) -> gone(stop, Member, 0, S) end, State, Stopped), Over).
 
 %% ---- the table ----
 
@@ -729,28 +337,13 @@ own(What, Default) ->
     catch error:badarg -> Default
     end.
 
-lookup(Node) ->
-    own({member, Node}, none).
-
-put_member(#member{node = Node, id = Id} = Member) ->
-    true = ets:insert(?MODULE, [{{member, Node}, Member} | [{{id, Id}, Node} || is_registered(Member)]]),
-    ok.
-
-is_registered(#member{standing = Standing}) -> Standing =/= heard andalso Standing =/= stopped;
-is_registered(none) -> false.
-
 rows() ->
     [Member || [Member] <- match({{member, '_'}, '$1'})].
 
 counted() ->
-    [Member || Member <- rows(), is_registered(Member)].
+    [Member || Member <- rows(), weir_roster:is_registered(Member)].
 
 match(Pattern) ->
     try ets:match(?MODULE, Pattern)
     catch error:badarg -> []
     end.
-
-%% As the machine's.
-forget_after() ->
-    {ok, #{forget_after := Ms}} = weir_cluster_options:get(),
-    Ms.

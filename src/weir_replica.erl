@@ -61,7 +61,8 @@ registered(Node) ->
 unregistered(Node) ->
     gen_server:cast(?MODULE, {unregistered, Node}).
 
-%% This node has another incarnation now: the machine starts again, and copies the others' state.
+%% This node may have another incarnation now: then the machine starts again, and copies the others' state. Else it only sees to it
+%% that it has the members that there are.
 -spec renew() -> ok.
 renew() ->
     gen_server:cast(?MODULE, renew).
@@ -217,11 +218,17 @@ do(push, State) ->
 do(renew, State) ->
     #{incarnation := Incarnation} = weir_members:start(),
     case weir_members:machine() of
-        Incarnation -> State;
+        Incarnation -> reconciled(State);
         _ -> renewed(Incarnation, State)
     end;
 do(_, State) ->
     State.
+
+%% weir_members may have ended when it had changed its table, and hadn't said so.
+reconciled(#state{peers = Peers} = State) ->
+    Others = [Node || {Node, _} <- weir_members:others()],
+    Gone = [Node || {Node, _} <- maps:values(Peers)] -- Others,
+    lists:foldl(fun add/2, lists:foldl(fun remove/2, State, Gone), Others).
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}} | {noreply, #state{}, 0}.
 handle_info(timeout, State) ->

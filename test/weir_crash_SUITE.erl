@@ -7,7 +7,7 @@
 
 -compile([export_all, nowarn_export_all]).
 
--import(weir_cluster, [start/1, stop/1, call/4, node_of/1, see_each_other/1, wait_until/2, members/1]).
+-import(weir_cluster, [start/1, stop/1, call/4, kill/1, node_of/1, see_each_other/1, wait_until/2, members/1]).
 
 -define(C, 300).
 -define(KEYS, 100).
@@ -16,7 +16,7 @@ suite() ->
     [{timetrap, {minutes, 3}}].
 
 all() ->
-    [end_is_heard_late, hellos_are_lost, run_is_not_told, unsent_of_the_run_before, admitted_alone_in_the_run_before].
+    [end_is_heard_late, hellos_are_lost, run_is_not_told, replica_is_not_told, unsent_of_the_run_before, admitted_alone_in_the_run_before].
 
 init_per_testcase(_, Config) ->
     [{peers, start(2)} | Config].
@@ -60,7 +60,17 @@ run_is_not_told(Config) ->
                              Run + 1 =:= maps:get(incarnation, maps:get(node_of(A), Members))
                      end).
 
-%% A node that hears of a later run of its own begins that one: what the machine before had not sent is told, once. One token of each
+%% The same, when it had forgotten a node.
+replica_is_not_told(Config) ->
+    [A, B] = proplists:get_value(peers, Config),
+    kill(B),
+    wait_until(away, fun() -> members(A) =:= #{node_of(B) => away} end),
+    true = call(A, ets, delete, [weir_members, {member, node_of(B)}]),
+    ?assertMatch(#{registered := 2}, call(A, weir_report, machine, [])),
+    true = call(A, erlang, exit, [call(A, erlang, whereis, [weir_members]), kill]),
+    wait_until(told, fun() -> maps:get(registered, call(A, weir_report, machine, [])) =:= 1 end).
+
+%% A node that hears of a later run of its own begins one that is later still: what the machine before had not sent is told, once. One token of each
 %% key is less than what a node tells its neighbour for the case of its death.
 unsent_of_the_run_before(Config) ->
     [A, B] = Peers = proplists:get_value(peers, Config),
@@ -69,7 +79,7 @@ unsent_of_the_run_before(Config) ->
     ok = call(A, ?MODULE, one_of_each, []),
     ?assertEqual([?C], left_on(B)),
     ok = heard_of_run(B, A, Run + 1000),
-    told_once(Peers, Run + 1001).
+    told_once(Peers, Run + 1000).
 
 %% The same, but it is alone as yet, and hears of the later run from the first node that it meets.
 admitted_alone_in_the_run_before(Config) ->
@@ -83,7 +93,7 @@ admitted_alone_in_the_run_before(Config) ->
     ok = call(A, ?MODULE, one_of_each, []),
     ok = heard_of_run(B, A, Run + 1000),
     _ = call(A, net_kernel, connect_node, [node_of(B)]),
-    told_once(Peers, Run + 1001).
+    told_once(Peers, Run + 1000).
 
 put_everywhere(Peer, Peers) ->
     ok = call(Peer, weir, put_limiter, [login, #{rate => {?C, {?C, day}}}]),
@@ -95,9 +105,9 @@ put_everywhere(Peer, Peers) ->
 heard_of_run(Peer, Of, Run) ->
     call(Peer, ?MODULE, says_hello, [node_of(Of), Run, call(Of, weir_members, token, [node_of(Peer)])]).
 
-%% All know one token of each key, and no more when nothing is on its way.
+%% All know one token of each key, and no more when nothing is on its way. (The run is a later one than was heard of.)
 told_once([A | _] = Peers, Run) ->
-    wait_until(renewed, fun() -> call(A, weir_members, machine, []) =:= Run end),
+    wait_until(renewed, fun() -> call(A, weir_members, machine, []) > Run end),
     [wait_until({told, node_of(P)}, fun() -> left_on(P) =:= [?C - 1] end) || P <- Peers],
     see_each_other(Peers),
     wait_until(quiet, fun() -> lists:all(fun(P) -> call(P, ?MODULE, quiet, []) end, Peers) end),

@@ -244,12 +244,15 @@ refused_but_registered(_) ->
     [A, B, C] = start_all(3),
     ok = put_everywhere([A, B, C], login, ?CLOSED),
     ?assertEqual(1, checks(A, login, ?KEY, 1)),
+    %% (They would say hello as they are, at any moment.)
+    [ok = call(P, sys, suspend, [weir_members]) || P <- [B, C]],
     [true = call(A, ?MODULE, tell, [(hello_of(P, A))#{versions => {7, 9}}]) || P <- [B, C, B, C]],
     wait_until(minority, fun() -> checks(A, login, ?KEY, 1) =:= 0 end),
     ?assertMatch(#{registered := 3}, call(A, weir_report, machine, [])),
     ?assertEqual(#{node_of(B) => away, node_of(C) => away}, members(A)),
     ?assertEqual([2, 2], [maps:get(registered, call(A, weir_report, cluster, [])) - 1, length(maps:keys(maps:get(refused, status(A))))]),
     %% They say hello as they are.
+    [ok = call(P, sys, resume, [weir_members]) || P <- [B, C]],
     [_ = call(P, erlang, send, [weir_members, {hello, node_of(A)}]) || P <- [B, C]],
     see_each_other([A, B, C]),
     wait_until(back, fun() -> checks(A, login, ?KEY, 1) =:= 1 end).
