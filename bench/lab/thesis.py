@@ -661,7 +661,7 @@ up soon, since each bucket that arrives is whole, and a returning queue not to, 
 That is what comes out: the returning queue admits {count(queue)} requests more than without the crash, the counter {count(counter)}. For the
 copying queue it is {count(copying)}, and {count(apart)} when the three return a second apart: where they return at once, one may take its
 copy from another that is as empty. `interval` copies when it returns, as part of its protocol; what is left is what the three
-had not sent when they died, at most slack/N tokens a user and node, and shows when the users reach their limit.
+neither sent nor told the next node when they died, and shows when the users reach their limit.
 
 Run: {ran(crashed("queue", True), RUNS_CRASH)}
 """
