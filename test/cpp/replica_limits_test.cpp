@@ -460,6 +460,21 @@ TEST_CASE("the state of a node whose births are refused is not asked for", "[rep
   CHECK_FALSE(told.replica.copying());
 }
 
+TEST_CASE("what another node has dropped is not copied while its origin may still have it", "[replica][limits][copy]") {
+  Told told(terms(100, ms(1000)));
+  for (std::uint32_t node = 1; node < 4; ++node) told.hear_beat(node, 1);
+  const auto begins_copy = [&] {
+    told.hear(2, 1, GoneItem{{{1}, 1}, 1000});
+    return told.replica.copying();
+  };
+  CHECK_FALSE(begins_copy());
+  pass_with(told, ms(4000), {2, 3});
+  REQUIRE(told.replica.live() == 3);
+  CHECK_FALSE(begins_copy());  // just lost from sight: it may be back
+  pass_with(told, ms(6000), {2, 3});
+  CHECK(begins_copy());
+}
+
 // What is told, and taken, of absences.
 
 TEST_CASE("who lacks a single record is given that, not the chunk that it is in", "[replica][limits]") {
