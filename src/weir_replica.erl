@@ -359,16 +359,10 @@ take_reset(Limiter, KeyHash, Time, #state{machine = Machine} = State) ->
     Reset = fun() -> weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own) end,
     case Reset() of
         unknown ->
-            Put = lists:foldl(fun put_limiter/2, State, [Entry || Entry <- weir_registry:entries(), number(Entry) =:= Limiter]),
+            Put = lists:foldl(fun put_limiter/2, State, [Entry || {Name, _, _} = Entry <- weir_registry:entries(), weir_limiter:number(Name) =:= Limiter]),
             {Reset(), Put};
         Taken ->
             {Taken, State}
-    end.
-
-number(Entry) ->
-    case weir_registry:replicated(Entry) of
-        {Number, _} -> Number;
-        none -> none
     end.
 
 push(#state{machine = Machine} = State) ->

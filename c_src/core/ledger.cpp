@@ -42,15 +42,18 @@ void Ledger::make_room_for(const OriginId& run) {
   oldest->id.incarnation < run.incarnation ? forget_run(oldest->id) : origins_.erase(OriginId(oldest->id));
 }
 
-void Ledger::forget_run(const OriginId run) {
+void Ledger::refuse_upto(const OriginId& run) {
   auto& upto = forgotten_[run.node.v];
   upto = std::max(upto, run.incarnation);
+}
+
+void Ledger::forget_run(const OriginId run) {
+  refuse_upto(run);
   origins_.erase(run);
 }
 
 void Ledger::forget_upto(const OriginId& run) {
-  auto& upto = forgotten_[run.node.v];
-  upto = std::max(upto, run.incarnation);
+  refuse_upto(run);
   origins_.forget(run);
 }
 

@@ -157,6 +157,7 @@ class Ledger {
   };
 
   Recent& recent(const OriginId& run);
+  void refuse_upto(const OriginId& run);
   void forget_run(OriginId run);
 
   Origins origins_;

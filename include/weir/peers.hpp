@@ -7,8 +7,7 @@
 //                  kept in quarantine     its births lie too far in the future           they are refused for now
 //
 //   A run of it    introduced <= by membership, where that is asked; `incarnation` is the one it was heard of last.
-//   What
-//                  a run acknowledged, was given or said ends with it (begin_run).
+//                  What a run acknowledged, was given or said ends with it (begin_run).
 //
 //   Times of a peer are of its own clock where they say `echo`, of this node's otherwise. Its clock's offset and the
 //   round trip come from four time stamps, as in NTP (RFC 5905), smoothed but for jumps.
