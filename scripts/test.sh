@@ -79,7 +79,7 @@ count_ct "${PIPESTATUS[0]}" "$logs/ct.txt"
 # What failed, once more: above it stands among all that ran.
 failures() {
   sed 's/\x1b\[[0-9;]*m//g' "$logs/catch2.txt" "$logs/ct.txt" 2>/dev/null |
-    grep -aE -A 6 '(==> [a-z_0-9]+: (FAILED|SKIPPED)|: FAILED:)' | cut -c 1-300 | head -n 60
+    grep -aE -A 6 '(^%%% [^ ]+ ==> .*(FAILED|SKIPPED)$|: FAILED:)' | cut -c 1-300 | head -n 100
 }
 if [ "$failed" -gt 0 ]; then
   say "what failed"
