@@ -63,9 +63,7 @@ Replica::Replica(const ReplicaConfig& config)
   sweep_at_ = config.start + kSecond;
   if (config.joining && !peers_.empty()) {
     heartbeat_at_ = config.start;
-    copy_ = Copying{};
-    copy_->seeks = true;
-    copy_->deadline = config.start;
+    copy_ = StateCopy::to_join(config.start);
   }
 }
 
@@ -221,8 +219,8 @@ void Replica::send_due(Nanos now, Effects& effects) {
 
 Nanos Replica::wake() const noexcept {
   Nanos next = std::min({heartbeat_at_, sweep_at_, flush_at_, tell_at_, repair_at_, digest_at_, grown_at_});
-  if (copy_) next = std::min(next, copy_->deadline);
-  if (to_place() != 0 || gives()) next = {0};
+  if (copy_) next = std::min(next, copy_->deadline());
+  if ((copy_ && copy_->to_place() != 0) || gives()) next = {0};
   if (!aging_.empty()) next = std::min(next, aging_.top().first);
   return std::min(next, claims_.deadline());
 }
@@ -241,14 +239,7 @@ Held Replica::held() const {
   for (const auto& [key, shadow] : shadows_) {
     held.state += 4 * sizeof(void*) + sizeof(key) + sizeof(shadow) + shadow.set.heap_bytes();
   }
-  if (copy_) {
-    for (const auto& [segment, parts] : copy_->parts) {
-      for (const CopyPart& part : parts) {
-        held.state += sizeof(part) + part.item.entries.capacity() * sizeof(EntryItem) +
-                      part.intervals.capacity() * sizeof(Interval);
-      }
-    }
-  }
+  if (copy_) held.state += copy_->held();
   held.state +=
       resets_due_.capacity() * sizeof(Key) + resets_.size() * (4 * sizeof(void*) + sizeof(Key) + sizeof(Nanos));
   held.fixed = sizeof(Replica) + members_.capacity() * sizeof(NodeId) + peers_.held() + limiters_.held() +

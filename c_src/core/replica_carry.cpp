@@ -54,7 +54,7 @@ void Replica::carry(const Carry& carry, Nanos now) {
   const Limiter* const its = limiter(carry.limiter);
   if (its == nullptr || carry.before == carry.key) return;
   // The key leaves one segment for another: a copy that has brought only one of them begins anew.
-  if (copy_ && !copy_->floors.empty()) copy_again(now);
+  if (copy_ && copy_->begun()) copy_->again(now);
   const Policy& policy = its->terms.policy;
   const Key key{carry.limiter.v, carry.key.v};
   ++carried_;

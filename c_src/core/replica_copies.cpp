@@ -1,6 +1,5 @@
 // replica: state copies, for what is in no log any more. See include/weir/replica.hpp.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cassert>
 
@@ -9,7 +8,6 @@
 namespace weir {
 namespace {
 
-constexpr std::uint32_t kCopyAttempts = 12;
 // Own births that a copy would cost may be on their way to its donor, or another donor may turn out to have them: the
 // copy is asked for again, for so long.
 constexpr Nanos kOnTheWay{5'000'000'000};
@@ -20,9 +18,7 @@ constexpr std::uint32_t kRefusalsMost = 5;
 constexpr std::size_t kPartEntries = 1000;  // <= 700 KB, below kFrameMax
 // A segment isn't given twice to the same peer in this time: a peer that waits in vain asks again after 300 ms.
 constexpr Nanos kCopiesApart{100'000'000};
-// Keys that are asked for before the last ones came, and so much is given, or put in place, in one step (or one
-// segment, if that is more): some 10 ms.
-constexpr std::size_t kAskKeys = 65536;
+// So many keys are given, or put in place, in one step (or one segment, if that is more): some 10 ms.
 constexpr std::size_t kStepKeys = 16384;
 
 }  // namespace
@@ -31,105 +27,67 @@ constexpr std::size_t kStepKeys = 16384;
 
 void Replica::start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects) {
   if (copy_ || now < no_copy_before_) return;
-  copy_ = Copying{};
-  copy_->donor = copy_->named = donor;
-  copy_->missed = {missed.id, missed.upto + 1};
+  copy_.emplace(donor, VectorEntry{missed.id, missed.upto + 1});
   ask_for_copy(now, effects);
 }
 
-// Donors in turn: the named one first, then the nearest by round trip; of those that are equally far each node begins
-// with another. Donors that have acknowledged all that isn't in the logs here any more come before the others.
-const Peer* Replica::choose_donor() const {
-  std::vector<const Peer*> donors;
-  std::vector<const Peer*> costly;
+// Each node begins with another of the peers. Costly are those that haven't acknowledged all that isn't in the logs
+// here any more.
+std::vector<StateCopy::Donor> Replica::donors() const {
+  std::vector<StateCopy::Donor> donors;
   const Records records = ledger_.own_records();
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_.in_turn(i + static_cast<std::size_t>(config_.seed));
-    const bool unfit = std::find(copy_->unfit.begin(), copy_->unfit.end(), peer.node) != copy_->unfit.end();
-    if (!peer.live || peer.quarantined || unfit) continue;
-    (ledger_.lost_beyond({{{self_, peer.acked}}, {}}, records) > 0 ? costly : donors).push_back(&peer);
+    if (!peer.live || peer.quarantined) continue;
+    const bool costly = ledger_.lost_beyond({{{self_, peer.acked}}, {}}, records) > 0;
+    donors.push_back({peer.node, peer.timed ? peer.round_trip : kTimeMax, costly});
   }
-  if (donors.empty()) donors = std::move(costly);
-  if (donors.empty()) return nullptr;
-  const auto distance = [&](const Peer* peer) {
-    if (peer->node == copy_->named) return std::int64_t{-1};
-    return peer->timed ? peer->round_trip.v : kTimeMax.v;
-  };
-  std::stable_sort(donors.begin(), donors.end(),
-                   [&](const Peer* x, const Peer* y) { return distance(x) < distance(y); });
-  return donors[copy_->attempts % donors.size()];
+  return donors;
 }
 
 void Replica::ask_for_copy(Nanos now, Effects& effects) {
-  Copying& copy = *copy_;
-  if (copy.attempts >= kCopyAttempts) {
-    // Nobody can give one: the node goes on with what it has; gaps will show again.
-    ++stats_.copies_abandoned;
-    end_copy(now, effects);
-    return;
+  switch (copy_->attempt(now, copy_patience(), donors())) {
+    case StateCopy::Attempt::give_up:
+      // Nobody can give one: the node goes on with what it has; gaps will show again.
+      ++stats_.copies_abandoned;
+      return end_copy(now, effects);
+    case StateCopy::Attempt::seek:
+      for (const Peer& peer : peers_) {
+        if (peer.live) send_vector(peer, true, effects);
+      }
+      return;
+    case StateCopy::Attempt::nobody:
+      return;
+    case StateCopy::Attempt::ask:
+      return ask_for_more(effects);
   }
-  const std::int64_t wait = std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v) << std::min(copy.attempts, 3u);
-  copy.deadline = now + Nanos{wait};
-  if (copy.seeks && copy.attempts == 0) {
-    ++copy.attempts;
-    for (const Peer& peer : peers_) {
-      if (peer.live) send_vector(peer, true, effects);
-    }
-    return;
-  }
-  copy.seeks = false;
-  const Peer* const chosen = choose_donor();
-  ++copy.attempts;
-  if (chosen == nullptr) return;
-  if (chosen->node != copy.donor) {
-    // Parts of several donors don't fit together; segments that came whole do.
-    std::erase_if(copy.parts, [&](const auto& entry) { return (copy.wanted >> entry.first & 1) != 0; });
-    copy.keys = 0;
-    for (const auto& [segment, parts] : copy.parts) {
-      for (const CopyPart& part : parts) copy.keys += part.item.entries.size();
-    }
-  }
-  copy.donor = chosen->node;
-  copy.asked = 0;
-  ask_for_more(effects);
 }
 
-// The first segment says how large they are; then some are always on their way, so that neither the donor's outbox nor
-// the network between holds the whole.
+Nanos Replica::copy_patience() const noexcept {
+  return Nanos{std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v)};
+}
+
 void Replica::ask_for_more(Effects& effects) {
-  Copying& copy = *copy_;
-  const bool first = copy.wanted == ~std::uint64_t{0};
-  const std::size_t most =
-      first ? 1 : std::clamp<std::size_t>(kAskKeys / std::max<std::size_t>(1, copy.largest), 1, Keys::kSegments);
-  auto waiting = static_cast<std::size_t>(std::popcount(copy.asked & copy.wanted));
-  if (waiting > most / 2) return;
-  std::uint64_t more = 0;
-  for (std::uint64_t left = copy.wanted & ~copy.asked; left != 0 && waiting < most; left &= left - 1, ++waiting) {
-    more |= left & -left;
-  }
+  const std::uint64_t more = copy_->more();
   if (more == 0) return;
-  copy.asked |= more;
   FrameWriter frame(self_.incarnation);
   frame.put(CopyRequestItem{more});
-  send_to(copy.donor, frame, Traffic::repair, effects);
+  send_to(copy_->donor(), frame, Traffic::repair, effects);
 }
 
 // A joining node has asked all for their vectors: who answers first is near, and has something to give.
 void Replica::offer_itself(const Peer& peer, const VectorItem& item, Nanos now, Effects& effects) {
-  if (!copy_ || !copy_->seeks || peer.quarantined) return;
+  if (!copy_ || peer.quarantined) return;
   const auto has = [&](const VectorEntry& entry) { return entry.upto != 0; };
   if (std::none_of(item.entries.begin(), item.entries.end(), has)) return;
-  copy_->seeks = false;
-  copy_->named = peer.node;
-  copy_->attempts = 0;
-  ask_for_copy(now, effects);
+  if (copy_->found(peer.node)) ask_for_copy(now, effects);
 }
 
 // Giving. A step gives a few segments; what it is true for stands with each.
 
 // A node that has nothing yet is no donor; it will be asked again, or another. One that waits for a copy itself is: its
 // own state still is what its vector says. (Else two that lack each other's births would wait for each other.)
-bool Replica::can_give() const noexcept { return !copy_ || (!config_.joining && copy_->true_for.empty()); }
+bool Replica::can_give() const noexcept { return !copy_ || (!config_.joining && copy_->true_for().empty()); }
 
 bool Replica::gives() const noexcept {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.owed != 0; });
@@ -225,8 +183,7 @@ void Replica::give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& f
 // Receiving.
 
 void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects) {
-  const std::uint64_t bit = std::uint64_t{1} << item.segment;
-  if (!copy_ || peer.node != copy_->donor || (copy_->wanted & bit) == 0) return;
+  if (!copy_ || !copy_->expects(peer.node, item.segment)) return;
   if (!plausible(item)) {
     ++stats_.malformed;
     return;
@@ -238,89 +195,39 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
     // Taken, they would be no better than records from there; and who copies from this node would have them too.
     ++stats_.refused;
     peer.begin_quarantine(now);
-    copy_->unfit.push_back(peer.node);
-    copy_again(now);
+    copy_->refuse_donor(now);
     return;
   }
-  auto& parts = copy_->parts[item.segment];
-  if (item.part == 0) {
-    for (const CopyPart& part : parts) copy_->keys -= part.item.entries.size();
-    parts.clear();
-  }
-  // Out of turn, of another answer, or more than there can be: the segment will be asked for again.
-  if (item.part != parts.size() || (!parts.empty() && parts.front().item.answer != item.answer) ||
-      copy_->keys + item.entries.size() > 2 * config_.max_keys + kPartEntries) {
-    return;
-  }
-  CopyPart part{item, {}};
-  for (EntryItem& entry : part.item.entries) {
-    const auto births = frame.set(entry.set);
-    entry.set.first = static_cast<std::uint32_t>(part.intervals.size());
-    part.intervals.insert(part.intervals.end(), births.begin(), births.end());
-  }
-  came(std::move(part), now);
-  if (copy_->wanted != 0) ask_for_more(effects);
-  if (copy_->wanted == 0 && !config_.joining && !copy_->taken) {
-    if (donor_is_unfit(now) || !takes_copy(copy_->floors, now, effects)) return;
-    copy_->taken = true;
+  const auto over = [&](const OriginId& origin) { return may_be_over(origin, now); };
+  if (!copy_->take(frame, item, now, copy_patience(), 2 * config_.max_keys + kPartEntries, over)) return;
+  if (!copy_->complete()) ask_for_more(effects);
+  if (copy_->complete() && !config_.joining && !copy_->taken()) {
+    if (!copy_->brings_missed()) return copy_->refuse_donor(now);
+    if (!takes_copy(copy_->floors(), now, effects)) return;
+    copy_->be_taken();
   }
   place_segments(now, effects);
 }
 
-void Replica::came(CopyPart&& part, Nanos now) {
-  Copying& copy = *copy_;
-  // As long as there is progress nobody is asked again.
-  copy.attempts = 0;
-  copy.deadline = now + Nanos{std::max<std::int64_t>(300'000'000, 8 * peers_.delay().v)};
-  auto& parts = copy.parts[part.item.segment];
-  copy.keys += part.item.entries.size();
-  parts.push_back(std::move(part));
-  const CopyItem& item = parts.back().item;
-  if (!item.last) return;
-  const std::uint64_t era = copy.era.value_or(item.answer >> 32);
-  if (era != item.answer >> 32) {
-    copy_again(now);
-    return;
-  }
-  copy.era = era;
-  copy.wanted &= ~(std::uint64_t{1} << item.segment);
-  std::size_t keys = 0;
-  for (const CopyPart& each : parts) keys += each.item.entries.size();
-  copy.largest = std::max(copy.largest, keys);
-  Floor floor{parts.front().item.vector, parts.front().item.beyond};
-  // Taken for true it would cover the records of a run that goes on.
-  std::erase_if(floor.upto,
-                [&](const VectorEntry& entry) { return entry.upto == kForgotten && !may_be_over(entry.origin, now); });
-  copy.floors.set(item.segment, std::move(floor));
-}
-
 // Putting in place.
-
-std::uint64_t Replica::to_place() const noexcept {
-  return copy_ && (copy_->taken || config_.joining) ? ~copy_->wanted & ~copy_->placed : 0;
-}
 
 void Replica::place_segments(Nanos now, Effects& effects) {
   std::size_t keys = 0;
   const Records own = ledger_.own_records();
-  for (std::uint64_t left = to_place(); left != 0; left &= left - 1) {
+  for (std::uint64_t left = copy_->to_place(); left != 0; left &= left - 1) {
     const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
-    std::size_t its = std::max<std::size_t>(1, keys_.size(segment));
-    for (const CopyPart& part : copy_->parts[segment]) its += part.item.entries.size();
+    const std::size_t its = std::max<std::size_t>(1, keys_.size(segment)) + copy_->keys_of(segment);
     if (keys != 0 && keys + its > kStepKeys) return;
     keys += its;
     place_segment(segment, own, now);
   }
-  if (copy_ && copy_->placed == ~std::uint64_t{0}) finish_copy(now, effects);
+  if (copy_->placed()) finish_copy(now, effects);
 }
 
 // What is published here goes, the copy and own births that the donor had not seen come.
 void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now) {
-  const std::vector<CopyPart> parts = std::move(copy_->parts[segment]);
-  copy_->parts.erase(segment);
-  copy_->placed |= std::uint64_t{1} << segment;
-  const Floor floor = *copy_->floors.find(segment);
-  copy_->true_for.set(segment, floor);
+  const StateCopy::Segment copied = copy_->place(segment);
+  const Floor& floor = copied.floor;
   keys_.sweep(segment, [&](KeyState state) {
     const Policy& policy = limiter_of(state).terms.policy;
     state.rest(policy, now);
@@ -331,8 +238,7 @@ void Replica::place_segment(std::uint8_t segment, const Records& own, Nanos now)
   estates_.erase_if([&](const Estates::Place& place, const Estates::Copy& copy) {
     return Keys::segment_of(place.key) == segment && (copy.counted || floor.reaches(place.origin, copy.position));
   });
-  for (const CopyPart& part : parts) {
-    copy_->keys -= part.item.entries.size();
+  for (const StateCopy::Part& part : copied.parts) {
     for (const EntryItem& entry : part.item.entries) {
       if (Keys::segment_of(entry.subject.key) != segment) {
         ++stats_.malformed;
@@ -383,30 +289,6 @@ void Replica::add_own_births(const Floor& floor, std::uint8_t segment, const Rec
 
 // Judging.
 
-// All segments are to come anew. Those in place stay, with what they are true for.
-void Replica::copy_again(Nanos at) {
-  copy_->wanted = ~std::uint64_t{0};
-  copy_->asked = 0;
-  copy_->placed = 0;
-  copy_->largest = 0;
-  copy_->taken = false;
-  copy_->era.reset();
-  copy_->parts.clear();
-  copy_->floors.clear();
-  copy_->keys = 0;
-  copy_->attempts = 0;
-  copy_->deadline = at;
-}
-
-// Whether the copy that came brings nothing of what was missed, so that another donor is to be asked.
-bool Replica::donor_is_unfit(Nanos now) {
-  if (copy_->missed.upto == 0 || copy_->donor == copy_->named) return false;
-  if (copy_->floors.any_covers(copy_->missed.origin, copy_->missed.upto)) return false;
-  copy_->unfit.push_back(copy_->donor);
-  copy_again(now);
-  return true;
-}
-
 // Whether the copy that has come makes the state a better one. Else it is dropped: the donor will want ours.
 bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
   const Records records = ledger_.own_records();
@@ -416,7 +298,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
   if (loses) {
     losing_since_ = std::min(losing_since_, now);
     if (now - losing_since_ < kOnTheWay) {
-      copy_again(now + kCopyAgain);
+      copy_->again(now + kCopyAgain);
       return false;
     }
   }
@@ -431,7 +313,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
 }
 
 void Replica::end_copy(Nanos now, Effects& effects) {
-  ledger_.floors().replace(copy_->true_for);
+  ledger_.floors().replace(copy_->true_for());
   copy_.reset();
   config_.joining = false;
   unpark(now, effects);
@@ -469,15 +351,15 @@ void Replica::add_others(Peer& donor, Nanos now) {
 
 // All segments are in place.
 void Replica::finish_copy(Nanos now, Effects& effects) {
-  if (config_.joining && !takes_copy(copy_->true_for, now, effects)) return;
-  const Copying copy = std::move(*copy_);
+  if (config_.joining && !takes_copy(copy_->true_for(), now, effects)) return;
+  const StateCopy copy = std::move(*copy_);
   copy_.reset();
   config_.joining = false;
-  const Floor common = copy.true_for.common();
+  const Floor common = copy.true_for().common();
   stats_.lost_own_records += ledger_.lost_beyond(common, ledger_.own_records());
   stand_at(common, now);
-  ledger_.floors() = copy.true_for;
-  if (Peer* const donor = peers_.find(copy.donor)) add_others(*donor, now);
+  ledger_.floors() = copy.true_for();
+  if (Peer* const donor = peers_.find(copy.donor())) add_others(*donor, now);
   for (Origin& origin : ledger_.origins()) {
     origin.ask_anew();
     note(origin, origin.known, origin.via, now, {0});

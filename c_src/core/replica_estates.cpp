@@ -157,7 +157,7 @@ void Replica::apply(const Peer& peer, const Frame& frame, const TellItem& item, 
 // here. Where the log doesn't say, it is taken as true: the copy is refused, and its births are missing here until they
 // come in a record.
 bool Replica::may_have_applied(const OriginId& id, const Key& key, std::uint64_t position) {
-  if (copy_ && copy_->true_for.reaches({key.second}, id, position)) return true;
+  if (copy_ && copy_->true_for().reaches({key.second}, id, position)) return true;
   return ledger_.may_have_applied(id, key, position);
 }
 

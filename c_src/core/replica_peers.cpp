@@ -83,9 +83,9 @@ void Replica::tick(Nanos now, Effects& effects) {
   if (now >= repair_at_) repair(now, effects);
   if (now >= digest_at_) send_digest(now, effects);
   if (gives()) give(now, effects);
-  if (to_place() != 0) {
+  if (copy_ && copy_->to_place() != 0) {
     place_segments(now, effects);
-  } else if (copy_ && now >= copy_->deadline) {
+  } else if (copy_ && now >= copy_->deadline()) {
     ask_for_copy(now, effects);
   }
   expire_claims(now, effects);

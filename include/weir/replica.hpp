@@ -35,9 +35,10 @@
 // exceed by (N-1)/N of the slack, once a bucket, unless LargeHits::claim asks the others first.
 //
 // Its parts answer for themselves, each by its header alone: which records were seen and are held (ledger.hpp), who can
-// be reached and what they have (peers.hpp), what copied segments are true for (floor.hpp), hits that ask first
-// (claims.hpp), keys (keys.hpp), estates (estate.hpp), births of unknown limiters (shelf.hpp). The replica hands them
-// what happens, and turns what they answer into frames and levels.
+// be reached and what they have (peers.hpp), what copied segments are true for (floor.hpp), whom to ask for a copy and
+// which answers fit together (state_copy.hpp), hits that ask first (claims.hpp), keys (keys.hpp), estates (estate.hpp),
+// births of unknown limiters (shelf.hpp). The replica hands them what happens, and turns what they answer into frames
+// and levels.
 //
 // Thread safety: none; one step at a time. Complexity: a decision is a look-up and a few comparisons; a record from
 // elsewhere one merge of interval sets; ticks are linear in the number of peers; sweeps visit one of 64 segments a
@@ -66,6 +67,7 @@
 #include "weir/peers.hpp"
 #include "weir/shelf.hpp"
 #include "weir/slots.hpp"
+#include "weir/state_copy.hpp"
 #include "weir/units.hpp"
 
 namespace weir {
@@ -221,7 +223,7 @@ class Replica final : public Machine {
   bool copying() const noexcept { return copy_.has_value(); }
   // Segments of a copy are put in place, or of this node's are given: the next steps take long. Keys are not to be
   // carried meanwhile.
-  bool moves_segments() const noexcept { return (copy_ && (copy_->placed | to_place()) != 0) || gives(); }
+  bool moves_segments() const noexcept { return (copy_ && copy_->moves()) || gives(); }
   std::uint64_t dropped() const noexcept { return ledger_.history().dropped(); }
   std::size_t keys() const noexcept { return keys_.size(); }
   std::size_t log_bytes() const noexcept { return ledger_.history().log_bytes(); }
@@ -251,35 +253,6 @@ class Replica final : public Machine {
     StoredSet set;
   };
   using Records = Ledger::Records;
-  struct CopyPart {
-    CopyItem item;
-    std::vector<Interval> intervals;
-    std::span<const Interval> set(Slice slice) const noexcept { return {intervals.data() + slice.first, slice.count}; }
-  };
-  // A state copy under way. Segments are asked for a few at a time, come in parts, and are put in place one by one:
-  // those of a joining node as they come, others when all are there and the copy turned out to be the better state.
-  struct Copying {
-    NodeId donor;
-    NodeId named;               // the donor to begin with
-    VectorEntry missed;         // what the copy must bring; of sequence 0: nothing
-    std::vector<NodeId> unfit;  // have no more of it than this node, or births from the future
-    bool seeks = false;         // the first peer to answer with a vector becomes the donor
-    bool taken = false;         // it is the better state
-    Nanos deadline;
-    std::uint32_t attempts = 0;  // since there was progress
-    // Of this round; after a carry, or from another donor of another time, all begins anew.
-    std::uint64_t wanted = ~std::uint64_t{0};  // segments that are still to come
-    std::uint64_t asked = 0;                   // those of them that are on their way
-    std::uint64_t placed = 0;                  // those that are in place
-    std::size_t largest = 0;                   // keys of the largest one that came
-    std::optional<std::uint64_t> era;          // what all answers have in their upper half
-    std::map<std::uint8_t, std::vector<CopyPart>> parts;
-    std::size_t keys = 0;  // in `parts`
-    Floors floors;         // of segments that came
-    // Of all rounds: what the segments in place are true for.
-    Floors true_for;
-  };
-
   // How births came: as news, some time late, or in a copy.
   enum class Receipt : std::uint8_t { news, repair, copy };
 
@@ -360,24 +333,21 @@ class Replica final : public Machine {
 
   // replica_copies.cpp: what is in no log any more
   void start_copy(NodeId donor, const Origin& missed, Nanos now, Effects& effects);
+  std::vector<StateCopy::Donor> donors() const;
   void ask_for_copy(Nanos now, Effects& effects);
+  Nanos copy_patience() const noexcept;
   void ask_for_more(Effects& effects);
   void offer_itself(const Peer& peer, const VectorItem& item, Nanos now, Effects& effects);
-  const Peer* choose_donor() const;
   void apply(Peer& peer, const CopyRequestItem& item, Nanos now, Effects& effects);
   bool can_give() const noexcept;
   bool gives() const noexcept;
   void give(Nanos now, Effects& effects);
   void give_segment(Peer& peer, CopyItem& head, Nanos now, FrameWriter& frame, Effects& effects);
   void apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos now, Effects& effects);
-  void came(CopyPart&& part, Nanos now);
-  std::uint64_t to_place() const noexcept;
   void place_segments(Nanos now, Effects& effects);
   void place_segment(std::uint8_t segment, const Records& own, Nanos now);
   void put_own(const Floor& floor, const Subject& subject, std::span<const Interval> births, Nanos now);
   void add_own_births(const Floor& floor, std::uint8_t segment, const Records& records, Nanos now);
-  void copy_again(Nanos at);
-  bool donor_is_unfit(Nanos now);
   bool takes_copy(const Floors& floors, Nanos now, Effects& effects);
   void end_copy(Nanos now, Effects& effects);
   void stand_at(const Floor& floor, Nanos now);
@@ -460,7 +430,7 @@ class Replica final : public Machine {
   std::uint64_t carried_ = 0;  // keys, by `carry`
   Nanos carried_at_;           // when the last one was
 
-  std::optional<Copying> copy_;
+  std::optional<StateCopy> copy_;
   Nanos losing_since_ = kNever;  // a copy would cost own births since then
   Nanos no_copy_before_;         // after some that were not taken
   std::uint32_t copies_refused_ = 0;
