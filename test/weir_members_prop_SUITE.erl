@@ -50,9 +50,7 @@ schedules() ->
 %% ---- the property
 
 members_keep_the_laws(_) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "300")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(weir_members_laws:prop_laws(), [{numtests, Cases}, {on_output, Print}])).
+    weir_test:holds(weir_members_laws:prop_laws()).
 
 %% ---- one node
 

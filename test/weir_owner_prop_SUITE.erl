@@ -34,6 +34,4 @@ above_c_by_what_was_under_way(_) -> holds(weir_owner_laws:prop_deaths()).
 bounded_by_faults(_) -> holds(weir_owner_laws:prop_faults()).
 
 holds(Property) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "200")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(Property, [{numtests, Cases}, {on_output, Print}])).
+    weir_test:holds(Property, [{numtests, 200}]).

@@ -38,9 +38,7 @@ many_keys_are_the_brute_forces(_) -> holds(prop_many_keys()).
 parsed_specs_are_sound(_) -> holds(prop_specs()).
 
 holds(Property) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "300")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(Property, [{numtests, Cases}, {max_size, 60}, {on_output, Print}])).
+    weir_test:holds(Property, [{max_size, 60}]).
 
 %% ---- one limiter, some keys, every function
 

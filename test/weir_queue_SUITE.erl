@@ -37,9 +37,7 @@ appends_are_the_lists(_) -> holds(prop_append()).
 any_bytes_are_answered(_) -> holds(prop_bytes()).
 
 holds(Property) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "300")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(Property, [{numtests, Cases}, {max_size, 60}, {on_output, Print}])).
+    weir_test:holds(Property, [{max_size, 60}]).
 
 %% ---- properties
 

@@ -26,9 +26,7 @@ end_per_testcase(Case, Config) ->
 
 %% Also if some come twice, are malformed, or are from nowhere.
 many_as_one_by_one(_) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "300")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(prop_many_as_one_by_one(), [{numtests, Cases}, {on_output, Print}])).
+    weir_test:holds(prop_many_as_one_by_one()).
 
 prop_many_as_one_by_one() ->
     ?FORALL({Asks, Bad, Seed}, {list({range(2, 4), range(1, 6), range(1, 5)}), list({range(2, 9), binary()}), integer()},

@@ -43,9 +43,7 @@ holds(Property) ->
     holds(Property, 60).
 
 holds(Property, MaxSize) ->
-    Cases = list_to_integer(os:getenv("WEIR_CASES", "300")),
-    Print = fun(Format, Args) -> io:format(Format, Args) end,
-    ?assertEqual(true, proper:quickcheck(Property, [{numtests, Cases}, {max_size, MaxSize}, {on_output, Print}])).
+    weir_test:holds(Property, [{max_size, MaxSize}]).
 
 %% ---- schedules that broke a law before the replica was mended
 

@@ -8,6 +8,8 @@
 -export([start/0, start/1, stop/0, t0/0, stats/1]).
 %% What is wrong.
 -export([fault/1, fault/2, fault/3, raised/1]).
+%% Properties.
+-export([holds/1, holds/2]).
 %% Many at once, and waiting.
 -export([concurrently/2, wait_until/2, wait_until/3]).
 %% Other nodes, other copies.
@@ -79,6 +81,15 @@ hides(none, _Texts) ->
 hides(Secret, Texts) ->
     [?assertEqual(nomatch, string:find(unicode:characters_to_binary(T), Secret)) || T <- Texts],
     ok.
+
+%% WEIR_CASES cases of a property, or as many as the options say (numtests: 300); what PropEr prints goes to the log.
+holds(Property) ->
+    holds(Property, []).
+
+holds(Property, Opts) ->
+    Cases = [{numtests, list_to_integer(Cases)} || Cases <- [os:getenv("WEIR_CASES")], Cases =/= false],
+    Print = fun(Format, Args) -> io:format(Format, Args) end,
+    ?assertEqual(true, proper:quickcheck(Property, Cases ++ Opts ++ [{numtests, 300}, {on_output, Print}])).
 
 %% The results of Fun(1) to Fun(N), run at the same time in processes of their own.
 concurrently(N, Fun) ->

@@ -29,7 +29,7 @@ Origin& Ledger::run_of(const OriginId& run, bool member, std::uint64_t heard, Na
     const bool later = next != origins_.end() && next->id.node == at->id.node;
     const bool over = !member || (heard != 0 ? at->id.incarnation < heard : later);
     if (at->id.node != run.node || !over) continue;
-    if (at->dead_since == kNever) at->attempts = 0;  // others are asked for what is missing now
+    if (at->dead_since == kNever) at->ask_anew();  // others are asked for what is missing now
     at->dead_since = std::min(at->dead_since, now);
   }
   return *origins_.find(run);

@@ -140,6 +140,25 @@ TEST_CASE("a run is over when a later one is heard, or is known of a node that w
   CHECK(over(kOneLater) == kNever);
 }
 
+TEST_CASE("what is missing of a run that is found to be over is asked for anew, once", "[ledger]") {
+  Ledger ledger(kSelf, kLimits);
+  Origin& origin = ledger.run_of(kOne, true, 1, after(0));
+  origin.asked = 7;
+  origin.attempts = 3;
+  ledger.run_of(kOne, true, 1, after(1));
+  CHECK(origin.asked == 7);  // it goes on: the answer is on its way
+  CHECK(origin.attempts == 3);
+  ledger.run_of(kOneLater, true, 2, after(2));
+  Origin& over = *ledger.origins().find(kOne);
+  CHECK(over.asked == 0);
+  CHECK(over.attempts == 0);
+  over.asked = 9;
+  over.attempts = 2;
+  ledger.run_of(kOneLater, true, 2, after(3));
+  CHECK(over.asked == 9);
+  CHECK(over.attempts == 2);
+}
+
 TEST_CASE("runs that are over are forgotten, and refused from then on", "[ledger]") {
   Ledger ledger(kSelf, kLimits);
   ledger.run_of(kOne, true, 2, kBase);
