@@ -104,12 +104,14 @@ traffic(Peers) ->
 
 %% ---- on the nodes
 
-%% How many births the others know, once the machine has seen all that was admitted here; `due' while some are to be sent.
+%% How many births have been told to all, once the machine has seen all that was admitted here; `due' while some are to be sent.
+%% (Not the level: after a node was taken for dead, others may count unsent births of it by its estate, of which its buddy hears more
+%% while it lives.)
 known(Limiter, Key) ->
     try gen_server:call(weir_replica, look) of
         _ ->
             case weir:explain(Limiter, Key) of
-                #{level := Level, unsent := Unsent, share := Share} when Unsent < Share -> Level - Unsent;
+                #{unsent := Unsent, share := Share} when Unsent < Share -> lists:sum([N || {_, N} <- published(Limiter, Key)]);
                 #{} -> due
             end
     catch exit:_ -> due
