@@ -51,7 +51,7 @@ two_nodes() ->
 %% Until each has both for owners.
 known(Other, Name) ->
     Owners = [maps:get(owner, weir:explain(bench_exact, Key), none) || Key <- lists:seq(1, 50)],
-    case {erpc:call(Other, weir_limiter, known, [Name]), length(lists:usort(Owners))} of
+    case {erpc:call(Other, weir_specs, is_known, [Name]), length(lists:usort(Owners))} of
         {true, 2} -> ok;
         _ -> receive after 50 -> known(Other, Name) end
     end.

@@ -37,7 +37,7 @@ row(Keys) ->
     true = on(First, net_kernel, connect_node, [element(2, Second)]),
     ok = until(members, fun() -> [1, 1] =:= [map_size(maps:get(members, on(Node, weir_members, status, []))) || Node <- Nodes] end),
     ok = on(First, weir, put_limiter, [?LIMITER, #{rate => {2, {2, day}}, burst => 2, max_keys => 4000000}]),
-    ok = until(limiter, fun() -> on(Second, weir_limiter, known, [atom_to_binary(?LIMITER)]) end),
+    ok = until(limiter, fun() -> is_map_key(atom_to_binary(?LIMITER), on(Second, weir, limiters, [])) end),
     ok = on(First, ?MODULE, use, [Keys]),
     ok = until(heard, fun() -> metric(weir_records_applied_total, Second) >= Keys end),
     ok = on(Second, application, stop, [weir]),

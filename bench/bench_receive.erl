@@ -138,7 +138,7 @@ until(What, Condition, Deadline) ->
 -spec limiter(weir:limiter()) -> {weir_machine:limiter_id(), weir_machine:terms()}.
 limiter(Name) ->
     ok = weir:put_limiter(Name, #{rate => {1, second}, burst => 2}),
-    {_, _} = weir_registry:replicated(weir_registry:entry(atom_to_binary(Name))).
+    {_, _} = weir_specs:replicated(weir_specs:entry(atom_to_binary(Name))).
 
 -spec applied() -> non_neg_integer().
 applied() ->

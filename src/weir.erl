@@ -198,13 +198,13 @@ delete_limiter(Name) ->
 %% @doc All limiters and their specifications, every option filled in.
 -spec limiters() -> #{binary() => weir_limiter:spec()}.
 limiters() ->
-    weir_registry:specs().
+    weir_specs:specs().
 
 %% @doc Where each limiter's specification comes from, so why this one and not another node's is in force
 %% (doc/cluster.md).
 -spec sources() -> #{binary() => source()}.
 sources() ->
-    weir_registry:sources().
+    weir_specs:sources().
 
 %% @doc A limiter without a name, for policies that come with the call. Policies that decide alike share one, and so
 %% their keys' levels. It lasts while a handle of it is held or a key of it has a level. Its scope is `local': of this

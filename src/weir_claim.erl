@@ -78,7 +78,7 @@ ask(Limiter, Hits, {Number, KeyHash}) ->
 
 timeout(Limiter) ->
     {ok, Name} = weir_limiter:name(Limiter),
-    case weir_registry:spec(Name) of
+    case weir_specs:spec(Name) of
         {ok, #{shadow := false, timeout := Timeout}} -> {ok, Timeout};
         _ -> unknown
     end.

@@ -64,7 +64,7 @@ ask(Items) ->
 
 asks([{Place, {Limiter, _Key, Hits, {Number, KeyHash}}} | Items], Now, Asks, Known) ->
     {ok, Name} = weir_limiter:name(Limiter),
-    case weir_registry:entry(Name) of
+    case weir_specs:entry(Name) of
         {_, #{timeout := Timeout}, _} ->
             asks(Items, Now, [{Place, Number, KeyHash, Hits, Now + Timeout} | Asks], Known);
         {_, {deleted, _}, _} ->
@@ -108,9 +108,9 @@ again(Left, Got, Until) ->
     case erlang:monotonic_time(millisecond) + ?AGAIN_MS < Until of
         true ->
             receive after ?AGAIN_MS -> ok end,
-            case ets:whereis(weir_registry) of
-                undefined -> maps:merge(Got, maps:from_list([{Place, unknown_limiter} || {Place, _, _, _, _} <- Left]));
-                _ -> ask(Left, Got, Until)
+            case weir_specs:is_there() of
+                true -> ask(Left, Got, Until);
+                false -> maps:merge(Got, maps:from_list([{Place, unknown_limiter} || {Place, _, _, _, _} <- Left]))
             end;
         false ->
             Got

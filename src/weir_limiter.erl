@@ -20,7 +20,7 @@
 %% The last four count for `scope => cluster' and `exact' only, `large_hits' for `cluster'.
 -module(weir_limiter).
 
--export([parse/1, name/1, compiled_name/1, known/1, number/1, terms/2, large_hits/1, advice/2]).
+-export([parse/1, name/1, compiled_name/1, number/1, terms/2, large_hits/1, advice/2]).
 
 -export_type([spec/0, name/0, unit/0, rate/0, compiled/0]).
 
@@ -81,14 +81,6 @@ name(Name) when is_binary(Name) ->
     {error, weir_error:sentence("a limiter's name has 1 to ~b bytes, got ~b", [?MAX_NAME_BYTES, byte_size(Name)])};
 name(Name) ->
     {error, weir_error:sentence("a limiter's name is an atom or a binary, got ~ts", [short(Name)])}.
-
-%% @doc Is there a limiter of this name?
--spec known(name()) -> boolean().
-known(Name) ->
-    case name(Name) of
-        {ok, Binary} -> weir_registry:spec(Binary) =/= error;
-        {error, _} -> false
-    end.
 
 %% @private
 %% @doc The name under which {@link weir:compile/1} keeps a policy: the same for policies that decide alike.

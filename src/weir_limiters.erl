@@ -1,75 +1,33 @@
 %% @private
-%% @doc The limiters of this node: a table of entries, and what they are in the NIF. Knows no other nodes.
+%% @doc Changes this node's limiters: their specifications (weir_specs), and what they are in the NIF. Knows no other nodes.
 %%
-%% Changed by weir_registry alone, one at a time. An entry is a limiter's specification, or that it was deleted, with its
-%% version and source (weir_source). What this node's configuration says is kept beside, as it may turn out to count only when
-%% other nodes have told what they know.
+%% Called by weir_registry alone, for one change at a time.
 -module(weir_limiters).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([make_table/0, begin_with/1, settle/0, rows/0, row/1, forget/1]).
+-export([settle/0, forget/1]).
 -export([put/3, delete/1, compile/2, handle/1, configure/4, configured/3, with_own/1, take/3, advise/3]).
 
--define(TABLE, weir_registry).
 -define(MILLION, <<"this limiter was changed a million times, which is the most: give it another name">>).
 
--type row() :: weir_source:entry().
+-type row() :: weir_specs:row().
 -type result() :: ok | {error, Message :: binary()}.
-
-%% The table of specifications; belongs to the caller. Its rows:
-%%
-%%   {Name, What, Version, Source}                         what counts
-%%   {{configured, Name}, Spec, Source}                    what this node's configuration says
-%%   {{advised, Name}}                                     the log has said that another scope is better
-%%   {started, Ms, ConfigVersion}                          this node's time of start, and the number of its configuration
--spec make_table() -> ok.
-make_table() ->
-    ?TABLE = ets:new(?TABLE, [named_table, public, {read_concurrency, true}]),
-    ok.
-
-%% When and with what configuration this node started, unless that is known. Whatever starts after others is later than
-%% they are, whatever the clocks say.
--spec begin_with(ConfigVersion :: non_neg_integer()) -> ok.
-begin_with(ConfigVersion) ->
-    Latest = lists:max([0 | [weir_source:started(Source) || {_, _, _, Source} <- rows()]]),
-    _ = ets:insert_new(?TABLE, {started, max(erlang:system_time(millisecond), Latest + 1), ConfigVersion}),
-    ok.
-
--spec rows() -> [row()].
-rows() ->
-    try ets:match_object(?TABLE, {'_', '_', '_', '_'})
-    catch error:badarg -> []
-    end.
-
--spec row(binary()) -> row() | none.
-row(Name) ->
-    try ets:lookup(?TABLE, Name) of
-        [Row] -> Row;
-        [] -> none
-    catch error:badarg -> none
-    end.
 
 %% A tombstone that has done its duty.
 -spec forget(binary()) -> ok.
 forget(Name) ->
-    true = ets:delete(?TABLE, Name),
+    ok = weir_specs:delete(Name),
     weir_replica:put_limiter(Name).
 
 %% A crash may have come between a change in the NIF and its entry in the table: what the table says was promised, the rest
 %% undone.
 -spec settle() -> ok.
 settle() ->
-    _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), not exists(Name),
+    _ = [weir_nif:delete(Name) || {Name, _, _, _, _, _} <- weir_nif:stats(), weir_specs:spec(Name) =:= error,
                                   {ok, Name} =:= weir_limiter:name(Name)],
-    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _, _} <- rows(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
+    _ = [put_nif(Name, Compiled, false) || {Name, #{} = Spec, _, _} <- weir_specs:rows(), {ok, Compiled} <- [weir_limiter:parse(Spec)]],
     ok.
-
-exists(Name) ->
-    case row(Name) of
-        {_, #{}, _, _} -> true;
-        _ -> false
-    end.
 
 %% ---- changes ----
 
@@ -80,7 +38,7 @@ put(Given, Name, Compiled) ->
 
 -spec delete(Name :: binary()) -> result() | unknown_limiter.
 delete(Name) ->
-    case row(Name) of
+    case weir_specs:row(Name) of
         {_, #{}, _, _} = Row -> deleted(Row);
         _ -> unknown_limiter
     end.
@@ -97,15 +55,15 @@ handle(Name) ->
 %% This node's configuration at its start. (What was offered before a crash of weir_registry isn't offered again.)
 -spec configured(weir_limiter:name(), Name :: binary(), weir_limiter:compiled()) -> result().
 configured(Given, Name, Compiled) ->
-    case own(Name) of
-        none -> offer(Given, Name, Compiled, source(started()));
-        {_, Before} -> not_as_configured(row(Name), Compiled, Before)
+    case weir_specs:configured(Name) of
+        none -> offer(Given, Name, Compiled, source(weir_specs:started()));
+        {_, Before} -> not_as_configured(weir_specs:row(Name), Compiled, Before)
     end.
 
 %% The configuration of a child of somebody else's supervisor.
 -spec configure(Alone :: boolean(), weir_limiter:name(), Name :: binary(), weir_limiter:compiled()) -> result().
 configure(Alone, Given, Name, #{spec := Spec} = Compiled) ->
-    Source = case own(Name) of
+    Source = case weir_specs:configured(Name) of
                  {Spec, Before} -> Before;
                  _ -> source(later(Name))
              end,
@@ -115,15 +73,12 @@ configure(Alone, Given, Name, #{spec := Spec} = Compiled) ->
     end.
 
 source(StartedMs) ->
-    weir_source:configured(ets:lookup_element(?TABLE, started, 3), StartedMs, node()).
-
-started() ->
-    ets:lookup_element(?TABLE, started, 2).
+    weir_source:configured(weir_specs:config_version(), StartedMs, node()).
 
 %% By a call, or by the configuration of a node that has no others. The same again is no change, on however many nodes it is
 %% said; but said by a call it no longer gives way to a configuration.
 changed(Name, Binary, #{spec := Spec} = Compiled, Source) ->
-    Row = row(Binary),
+    Row = weir_specs:row(Binary),
     case Row of
         {_, Spec, Version, Had} ->
             New = case {Had, Source} of
@@ -144,7 +99,7 @@ changed(Name, Binary, #{spec := Spec} = Compiled, Source) ->
 
 %% This node's configuration, among what else there is.
 offer(Name, Binary, #{spec := Spec} = Compiled, Source) ->
-    Row = row(Binary),
+    Row = weir_specs:row(Binary),
     Offered = {Binary, Spec, weir_source:version(0, Spec), Source},
     New = case Row of
               none -> Offered;
@@ -159,23 +114,15 @@ offer(Name, Binary, #{spec := Spec} = Compiled, Source) ->
     kept(Result, Binary, Spec, Source).
 
 kept(ok, Name, Spec, Source) ->
-    true = ets:insert(?TABLE, {{configured, Name}, Spec, Source}),
-    ok;
+    weir_specs:configure(Name, Spec, Source);
 kept({error, _} = Error, _Name, _Spec, _Source) ->
     Error.
 
-%% What this node's configuration says of it.
-own(Name) ->
-    case ets:lookup(?TABLE, {configured, Name}) of
-        [{_, Spec, Source}] -> {Spec, Source};
-        [] -> none
-    end.
-
 %% When a child of somebody else's supervisor came with it: after all that is known of.
 later(Name) ->
-    Known = [weir_source:started(Source) || {_, _, _, Source} <- [row(Name)]]
-        ++ [weir_source:started(Source) || {_, Source} <- [own(Name)]],
-    lists:max([erlang:system_time(millisecond), started() | [1 + Ms || Ms <- Known]]).
+    Known = [weir_source:started(Source) || {_, _, _, Source} <- [weir_specs:row(Name)]]
+        ++ [weir_source:started(Source) || {_, Source} <- [weir_specs:configured(Name)]],
+    lists:max([erlang:system_time(millisecond), weir_specs:started() | [1 + Ms || Ms <- Known]]).
 
 not_as_configured({_, Spec, _, _}, #{spec := Spec}, _Own) ->
     ok;
@@ -188,10 +135,10 @@ not_as_configured(none, _Compiled, _Own) ->
 %% One entry takes the place of another.
 become(Name, {Binary, What, Version, _} = Row, {Binary, What, Version, _} = New, _Compiled) ->
     _ = is_map(What) andalso is_atom(Name) andalso weir_nif:alias(Name, Binary),
-    _ = New =/= Row andalso ets:insert(?TABLE, New),
+    _ = New =/= Row andalso weir_specs:insert(New),
     ok;
 become(_Name, Row, {Binary, {deleted, _}, _, _} = New, _Compiled) ->
-    true = ets:delete(?TABLE, {advised, Binary}),
+    ok = weir_specs:unadvised(Binary),
     entered(Row, New);
 become(Name, Row, {Binary, _, _, _} = New, Compiled) ->
     case put_nif(Binary, Compiled, false) of
@@ -203,7 +150,7 @@ become(Name, Row, {Binary, _, _, _} = New, Compiled) ->
     end.
 
 entered(Row, {Name, What, _, _} = New) ->
-    true = ets:insert(?TABLE, New),
+    ok = weir_specs:insert(New),
     _ = is_tuple(What) andalso weir_nif:delete(Name),
     ok = log_followed(Row, New),
     weir_replica:put_limiter(Name).
@@ -224,7 +171,7 @@ become_over(Name, Row, {Binary, _, _, _} = New, Compiled) ->
     end.
 
 made_here({_, _, _, {configured, _, StartedMs, Node}}) ->
-    Node =:= atom_to_binary(node()) andalso StartedMs >= started();
+    Node =:= atom_to_binary(node()) andalso StartedMs >= weir_specs:started();
 made_here(_) ->
     false.
 
@@ -258,7 +205,7 @@ advise(Name, #{spec := Spec}, Nodes) ->
         none ->
             ok;
         Advice ->
-            ets:insert_new(?TABLE, {{advised, Name}})
+            weir_specs:advised(Name)
                 andalso ?LOG_NOTICE(#{what => limiter_small_for_its_nodes, limiter => Name, why => Advice})
     end.
 
@@ -267,7 +214,7 @@ advise(Name, #{spec := Spec}, Nodes) ->
 %% What others told may have been taken for a change by a call until its source was known.
 -spec with_own(row()) -> row().
 with_own({Name, _, _, _} = Entry) ->
-    case own(Name) of
+    case weir_specs:configured(Name) of
         {Spec, Source} -> weir_source:merge(Entry, {Name, Spec, weir_source:version(0, Spec), Source});
         none -> Entry
     end.

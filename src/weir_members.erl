@@ -121,7 +121,7 @@ start() ->
 
 %% @private
 %% @doc What the others told of limiters when this node started; once.
--spec take_limiters() -> [weir_registry:entry()].
+-spec take_limiters() -> [weir_specs:entry()].
 take_limiters() ->
     try gen_server:call(?MODULE, take_limiters, infinity)
     catch exit:{noproc, _} -> []
@@ -301,7 +301,7 @@ do({delete, Key}) ->
     true = ets:delete(?MODULE, Key),
     ok;
 do({say, Kind, Node, Told}) -> say(Kind, Node, Told);
-do({welcome, Node, Told}) -> say(welcome, Node, Told#{limiters => weir_registry:entries()});
+do({welcome, Node, Told}) -> say(welcome, Node, Told#{limiters => weir_specs:entries()});
 do({reply, From, Reply}) -> gen_server:reply(From, Reply);
 do({ready, From, Id, Force}) -> gen_server:reply(From, weir_secret:ready(Id, Force));
 do({registered, Node}) -> weir_replica:registered(Node);

@@ -1,7 +1,7 @@
 %% @private
 %% @doc Makes, changes and deletes limiters, one at a time, and sees to it that all nodes have the same.
 %%
-%% The limiters themselves live in the NIF, their specifications in an ETS table of the supervisor's (weir_limiters): this
+%% The limiters themselves live in the NIF, their specifications in a table of the supervisor's (weir_specs): this
 %% process may crash without a decision being missed, and finds both when it comes back.
 %%
 %% Each limiter has a version and a source, by which all nodes find the same one that counts (weir_source). What was deleted
@@ -16,17 +16,8 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, put/2, configure/2, delete/1, specs/0, spec/1, sources/0, source/1, compile/1, pairs/1]).
--export([config_version/0]).
--export([entries/0, entry/1, replicated/1, joined/1]).
+-export([start_link/0, put/2, configure/2, delete/1, compile/1, pairs/1, config_version/0, joined/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
-
--export_type([entry/0, told/0]).
-
-%% A limiter; of a deleted one, when that was (Unix time).
--type entry() :: {Name :: binary(), weir_source:what(), weir_source:version()}.
-%% As nodes tell each other of it. Releases that know no sources skip the second kind.
--type told() :: entry() | {source, Name :: binary(), weir_source:version(), weir_source:source()}.
 
 %% A change walks the limiter's table: about 20 ns a key.
 -define(TIMEOUT, 60000).
@@ -69,28 +60,6 @@ delete(Name) ->
     case weir_limiter:name(Name) of
         {ok, Binary} -> call({delete, Binary});
         {error, _} = Error -> Error
-    end.
-
--spec specs() -> #{binary() => weir_limiter:spec()}.
-specs() ->
-    maps:from_list([{Name, Spec} || {Name, #{} = Spec, _, _} <- weir_limiters:rows()]).
-
--spec sources() -> #{binary() => weir_source:shown()}.
-sources() ->
-    maps:from_list([{Name, weir_source:map(Source)} || {Name, #{}, _, Source} <- weir_limiters:rows()]).
-
--spec source(binary()) -> {ok, weir_source:shown()} | error.
-source(Name) ->
-    case weir_limiters:row(Name) of
-        {_, #{}, _, Source} -> {ok, weir_source:map(Source)};
-        _ -> error
-    end.
-
--spec spec(binary()) -> {ok, weir_limiter:spec()} | error.
-spec(Name) ->
-    case entry(Name) of
-        {_, #{} = Spec, _} -> {ok, Spec};
-        _ -> error
     end.
 
 %% A handle on the one limiter of all policies that decide alike.
@@ -149,35 +118,6 @@ config_version() ->
 
 %% ---- for the other nodes, and this one's machine ----
 
--spec entries() -> [told()].
-entries() ->
-    told(weir_limiters:rows()).
-
-%% Those of known sources twice.
-told(Rows) ->
-    [{Name, What, Version} || {Name, What, Version, _} <- Rows]
-        ++ [{source, Name, Version, Source} || {Name, _, Version, Source} <- Rows, Source =/= unknown].
-
--spec entry(binary()) -> entry() | none.
-entry(Name) ->
-    case weir_limiters:row(Name) of
-        {_, What, Version, _} -> {Name, What, Version};
-        none -> none
-    end.
-
-%% What the machine is to know of it. Others may still send births of one that was deleted, and send them again until they are
-%% taken: as long as there is a tombstone, the machine has a limiter in whose place everything is over at once.
--spec replicated(told()) -> {Number :: pos_integer(), weir_machine:terms()} | none.
-replicated({Name, #{scope := Scope} = Spec, Version}) when Scope =/= local ->
-    {ok, Compiled} = weir_limiter:parse(Spec),
-    {weir_limiter:number(Name), weir_limiter:terms(Compiled, Version)};
-replicated({Name, {deleted, _}, Version}) ->
-    {weir_limiter:number(Name), #{capacity => 1, interval_ns => 1000, version => Version}};
-replicated({_, #{scope := local}, _}) ->
-    none;
-replicated({source, _, _, _}) ->
-    none.
-
 %% A node belongs to the cluster, or is reached again.
 -spec joined(node()) -> ok.
 joined(Node) ->
@@ -193,7 +133,7 @@ init([]) ->
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
     State = merge(weir_members:take_limiters(), #state{}),
     {ok, ConfigVersion} = config_version(),
-    ok = weir_limiters:begin_with(ConfigVersion),
+    ok = weir_specs:begin_with(ConfigVersion),
     case pairs(application:get_env(weir, limiters, #{})) of
         {ok, Limiters} -> make(Limiters, State);
         {error, Reason} -> {stop, Reason}
@@ -266,8 +206,8 @@ handle_info(_, State) ->
 %% ---- the other nodes ----
 
 tell(Names) ->
-    Rows = [Row || Name <- Names, Row <- [weir_limiters:row(Name)], Row =/= none],
-    lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, told(Part), false}) end) end,
+    Rows = [Row || Name <- Names, Row <- [weir_specs:row(Name)], Row =/= none],
+    lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, weir_specs:told(Part), false}) end) end,
                   weir_members:connected()).
 
 %% Tells a part at a time; the second argument is whether it is the last.
@@ -293,10 +233,10 @@ say_digests(Node) ->
 
 %% Of what exists: a limiter that one has and another deleted shows as well.
 digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- weir_limiters:rows()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version} || {Name, #{}, Version, _} <- weir_specs:rows()]))).
 
 source_digest() ->
-    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- weir_limiters:rows()]))).
+    erlang:md5(term_to_binary(lists:sort([{Name, Version, Source} || {Name, #{}, Version, Source} <- weir_specs:rows()]))).
 
 hear({digest, Digest}, Node, State) ->
     case digest() of
@@ -325,13 +265,13 @@ tell_all(Node, Answer, #state{telling = Telling} = State) ->
         false ->
             Self = node(),
             Tell = fun(Part, Last) -> tell_slowly(Part, Answer andalso Last, Node, Self) end,
-            {_, Monitor} = spawn_monitor(fun() -> tell_parts(weir_limiters:rows(), Tell) end),
+            {_, Monitor} = spawn_monitor(fun() -> tell_parts(weir_specs:rows(), Tell) end),
             State#state{telling = Telling#{Monitor => Node}}
     end.
 
 %% The answer is asked for with the last part.
 tell_slowly(Rows, Answer, Node, Self) ->
-    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, told(Rows), Answer}}, [noconnect]).
+    erlang:send({?MODULE, Node}, {?MODULE, ?PROTOCOL, Self, {entries, weir_specs:told(Rows), Answer}}, [noconnect]).
 
 %% Entries, and beside them the sources of those that have one.
 merge(Told, State) ->
@@ -344,7 +284,7 @@ merge(Told, State) ->
                 end, State, Told).
 
 merge_one({Name, What, _, _} = Theirs, State) ->
-    case weir_limiters:row(Name) of
+    case weir_specs:row(Name) of
         none when is_map(What) -> take(none, weir_limiters:with_own(Theirs), State);
         none -> take_deleted(Theirs, State);
         Row ->
@@ -381,7 +321,7 @@ unfit(Name, Version, {error, Message}, #state{unfit = Unfit} = State) ->
 %% Tombstones that have done their duty, or are too many.
 bury() ->
     Now = erlang:system_time(millisecond),
-    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- weir_limiters:rows()]),
+    Deleted = lists:sort([{At, Name} || {Name, {deleted, At}, _, _} <- weir_specs:rows()]),
     Old = [Name || {At, Name} <- Deleted, Now - At > ?KEEP_DELETED_MS],
     TooMany = [Name || {_, Name} <- lists:sublist(Deleted, max(0, length(Deleted) - ?MAX_DELETED))],
     lists:foreach(fun weir_limiters:forget/1, Old ++ TooMany).

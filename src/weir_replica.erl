@@ -171,10 +171,10 @@ made(Incarnation, Joining, Peers) ->
 
 taken(Machine, Peers) ->
     State = #state{machine = Machine, peers = Peers},
-    Limited = lists:foldl(fun put_limiter/2, State, weir_registry:entries()),
+    Limited = lists:foldl(fun put_limiter/2, State, weir_specs:entries()),
     ok = attach(Machine),
     Members = lists:foldl(fun({Node, _}, S) -> add(Node, S) end, Limited, weir_members:others()),
-    run(births, lists:foldl(fun put_limiter/2, Members, weir_registry:entries())).
+    run(births, lists:foldl(fun put_limiter/2, Members, weir_specs:entries())).
 
 %% A node without a name never has others: its births are nobody's business, and cost nothing. (When it gets one, a machine is
 %% made anew.)
@@ -191,7 +191,7 @@ handle_call(Request, From, State) ->
 answer({ask, Limiter, KeyHash, Hits}, From, #state{ticket = Ticket, asked = Asked} = State) ->
     {noreply, run({ask, Ticket, Limiter, KeyHash, Hits}, State#state{ticket = Ticket + 1, asked = Asked#{Ticket => From}})};
 answer({limiter, Name}, _From, State) ->
-    {reply, ok, case weir_registry:entry(Name) of
+    {reply, ok, case weir_specs:entry(Name) of
                     none -> drop(weir_limiter:number(Name), State);
                     Entry -> put_limiter(Entry, State)
                 end};
@@ -349,7 +349,7 @@ remove(Node, #state{peers = Peers, doors = Doors} = State) ->
     end.
 
 put_limiter(Entry, #state{machine = Machine} = State) ->
-    case weir_registry:replicated(Entry) of
+    case weir_specs:replicated(Entry) of
         {Id, Terms} -> execute(weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()), State);
         none -> State
     end.
@@ -359,7 +359,7 @@ take_reset(Limiter, KeyHash, Time, #state{machine = Machine} = State) ->
     Reset = fun() -> weir_machine:reset(Machine, Limiter, KeyHash, Time, weir_clock:now(), own) end,
     case Reset() of
         unknown ->
-            Put = lists:foldl(fun put_limiter/2, State, [Entry || {Name, _, _} = Entry <- weir_registry:entries(), weir_limiter:number(Name) =:= Limiter]),
+            Put = lists:foldl(fun put_limiter/2, State, [Entry || {Name, _, _} = Entry <- weir_specs:entries(), weir_limiter:number(Name) =:= Limiter]),
             {Reset(), Put};
         Taken ->
             {Taken, State}

@@ -36,7 +36,7 @@ explain(Limiter, Key, Explained) ->
 
 %% (It may have been deleted meanwhile.)
 sourced(Name, Of) ->
-    case weir_registry:source(Name) of
+    case weir_specs:source(Name) of
         {ok, Source} -> Of#{source => Source};
         error -> Of
     end.
@@ -56,7 +56,7 @@ spec(Limiter) when is_reference(Limiter) ->
     none;
 spec(Limiter) ->
     {ok, Name} = weir_limiter:name(Limiter),
-    case weir_registry:spec(Name) of
+    case weir_specs:spec(Name) of
         {ok, Spec} -> {Name, Spec};
         error -> none
     end.
@@ -99,8 +99,8 @@ cluster() ->
 %% In what time the bucket of each replicated limiter fills. (What was deleted has terms, too.)
 horizons() ->
     [{Name, Capacity * Interval}
-     || {Name, #{}, _} = Entry <- weir_registry:entries(),
-        {_, #{capacity := Capacity, interval_ns := Interval}} <- [weir_registry:replicated(Entry)]].
+     || {Name, #{}, _} = Entry <- weir_specs:entries(),
+        {_, #{capacity := Capacity, interval_ns := Interval}} <- [weir_specs:replicated(Entry)]].
 
 staleness(Node, Traffic, Now) ->
     case Traffic of
@@ -122,7 +122,7 @@ exceeded() ->
     case weir_machine:attached() of
         {ok, Machine} ->
             [{Name, weir_machine:most_exceeded(Machine, weir_limiter:number(Name))}
-             || {Name, #{scope := Scope}, _} <- lists:sort(weir_registry:entries()), Scope =/= local];
+             || {Name, #{scope := Scope}, _} <- lists:sort(weir_specs:entries()), Scope =/= local];
         none ->
             []
     end.
@@ -130,7 +130,7 @@ exceeded() ->
 %% What the machine holds of the keys of limiters, beside their tables.
 -spec bytes([Limiter :: binary()]) -> #{Limiter :: binary() => non_neg_integer()}.
 bytes(Names) ->
-    Replicated = [Name || Name <- Names, {_, #{scope := Scope}, _} <- [weir_registry:entry(Name)], Scope =/= local],
+    Replicated = [Name || Name <- Names, {_, #{scope := Scope}, _} <- [weir_specs:entry(Name)], Scope =/= local],
     case weir_machine:attached() of
         {ok, Machine} ->
             Bytes = weir_machine:bytes(Machine, [weir_limiter:number(Name) || Name <- Replicated]),

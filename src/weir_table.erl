@@ -89,7 +89,7 @@ forgotten(Hashes, Wait) ->
 %% One of scope exact is decided elsewhere: its owner must have heard of it.
 wait_ms(Limiter) ->
     {ok, Name} = weir_limiter:name(Limiter),
-    case weir_registry:spec(Name) of
+    case weir_specs:spec(Name) of
         {ok, #{scope := exact, timeout := Timeout}} -> Timeout;
         _ -> 0
     end.

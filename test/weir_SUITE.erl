@@ -104,11 +104,11 @@ one_hit_is_the_default(_) ->
 %% ---- names
 
 atoms_and_binaries_name_one_limiter(_) ->
-    ?assertNot(weir_limiter:known(login)),
+    ?assertNot(weir_specs:is_known(login)),
     _ = weir_test:fault(fun() -> weir:check(login, key) end),
     ok = weir:put_limiter(<<"login">>, #{rate => {5, minute}}),
-    ?assert(weir_limiter:known(login)),
-    ?assert(weir_limiter:known(<<"login">>)),
+    ?assert(weir_specs:is_known(login)),
+    ?assert(weir_specs:is_known(<<"login">>)),
     ?assertEqual([{allow, 4}, {allow, 3}, {allow, 2}],
                  [weir:check(login, key), weir:check(<<"login">>, key), weir:check(login, key)]),
     ?assertEqual([{allow, 1}, {allow, 0}], weir:check_many([{<<"login">>, key, 1}, {login, key, 1}])),

@@ -795,7 +795,7 @@ same_limiters([First | Others]) ->
     lists:all(fun(P) -> call(P, weir, limiters, []) =:= Limiters end, Others).
 
 version(Peer, Name) ->
-    {_, _, Version} = call(Peer, weir_registry, entry, [Name]),
+    {_, _, Version} = call(Peer, weir_specs, entry, [Name]),
     Version.
 
 rate(Peer) ->

@@ -171,10 +171,10 @@ deleted_in_between(_) ->
 put_of_the_same(_) ->
     [A, B, _] = Peers = nodes_with(3, 50),
     {allow, _} = call(A, weir, check, [login, ?KEY, 20]),
-    Before = call(A, weir_registry, entry, [<<"login">>]),
+    Before = call(A, weir_specs, entry, [<<"login">>]),
     ok = call(A, weir, put_limiter, [login, #{rate => {50, hour}}]),
     same_source(Peers, fun(#{by := By}) -> By =:= put end),
-    ?assertEqual([Before, Before, Before], [call(P, weir_registry, entry, [<<"login">>]) || P <- Peers]),
+    ?assertEqual([Before, Before, Before], [call(P, weir_specs, entry, [<<"login">>]) || P <- Peers]),
     ?assertMatch(#{level := 20}, call(A, weir, explain, [login, ?KEY])),
     restart_weir(B, env(5)),
     in_force(Peers, 50).
@@ -217,8 +217,8 @@ started_at(Ms, Peer) ->
     Peer.
 
 moved(Ms) ->
-    [{Name, Spec, Version, {configured, 0, _, Node}}] = ets:lookup(weir_registry, <<"login">>),
-    true = ets:insert(weir_registry, [{Name, Spec, Version, {configured, 0, Ms, Node}}, {{configured, Name}, Spec, {configured, 0, Ms, Node}}]).
+    [{Name, Spec, Version, {configured, 0, _, Node}}] = ets:lookup(weir_specs, <<"login">>),
+    true = ets:insert(weir_specs, [{Name, Spec, Version, {configured, 0, Ms, Node}}, {{configured, Name}, Spec, {configured, 0, Ms, Node}}]).
 
 %% What starts beside others is later than they are, whatever its clock says. What starts apart has nothing but its clock.
 clock_an_hour_behind(_) ->
@@ -341,12 +341,12 @@ older_version_undoes_nothing(_) ->
     [A, B, C] = Peers = start_all(3, #{}),
     ok = call(A, weir, put_limiter, [login, #{rate => {5, hour}}]),
     in_force(Peers, 5),
-    Older = call(A, weir_registry, entries, []),
+    Older = call(A, weir_specs, entries, []),
     ok = call(B, weir, put_limiter, [login, #{rate => {6, hour}}]),
     in_force(Peers, 6),
-    Entries = [call(P, weir_registry, entries, []) || P <- Peers],
+    Entries = [call(P, weir_specs, entries, []) || P <- Peers],
     [told(C, P, Told) || P <- Peers, Told <- [Older, [E || {_, _, _} = E <- Older]]],
-    ?assertEqual(Entries, [call(P, weir_registry, entries, []) || P <- Peers]),
+    ?assertEqual(Entries, [call(P, weir_specs, entries, []) || P <- Peers]),
     in_force(Peers, 6).
 
 %% Two changes whose hash is the same: the greater, under a version above both, whichever was there first.
@@ -355,13 +355,13 @@ two_specifications_of_one_version(_) ->
     ok = call(A, weir, put_limiter, [login, #{rate => {5, hour}}]),
     in_force(Peers, 5),
     [begin
-         {Name, Had, Version} = call(A, weir_registry, entry, [<<"login">>]),
+         {Name, Had, Version} = call(A, weir_specs, entry, [<<"login">>]),
          told(B, A, [{Name, Had#{rate := {Rate, hour}}, Version}]),
-         {Name, Counts, Next} = call(A, weir_registry, entry, [Name]),
+         {Name, Counts, Next} = call(A, weir_specs, entry, [Name]),
          ?assertEqual({max(Had#{rate := {Rate, hour}}, Had), true}, {Counts, Next > Version})
      end || Rate <- [6, 4]],
     in_force(Peers, 6),
-    wait_until(same, fun() -> length(lists:usort([call(P, weir_registry, entry, [<<"login">>]) || P <- Peers])) =:= 1 end).
+    wait_until(same, fun() -> length(lists:usort([call(P, weir_specs, entry, [<<"login">>]) || P <- Peers])) =:= 1 end).
 
 %% A connected node that is no member, as it has another secret.
 strangers_change_nothing(_) ->
@@ -371,7 +371,7 @@ strangers_change_nothing(_) ->
     [C] = start_all(1, #{env => #{secret => <<"another secret of 16 bytes">>, limiters => #{other => #{rate => {1, hour}}}}}),
     [true = call(C, net_kernel, connect_node, [node_of(P)]) || P <- Peers],
     [wait_until(refused, fun() -> is_map_key(node_of(C), maps:get(refused, call(P, weir_members, status, []))) end) || P <- Peers],
-    {Name, Spec, Version} = call(A, weir_registry, entry, [<<"login">>]),
+    {Name, Spec, Version} = call(A, weir_specs, entry, [<<"login">>]),
     [told(C, P, [{Name, Spec#{rate := {6, hour}}, Version + 4096}, {<<"more">>, Spec, 5000}]) || P <- Peers],
     in_force(Peers, 5),
     ?assertEqual([[<<"login">>], [<<"login">>]], [maps:keys(call(P, weir, limiters, [])) || P <- Peers]).
@@ -395,10 +395,10 @@ made_anew_elsewhere(_) ->
 %% A node of a release without sources. C plays it: it tells entries without them.
 older_release_beside(_) ->
     [A, B, C] = Peers = nodes_with(3, 50),
-    Old = [call(C, weir_registry, entry, [<<"login">>])],
+    Old = [call(C, weir_specs, entry, [<<"login">>])],
     restart_weir(A, env(5)),
     in_force(Peers, 5),
-    Echo = [call(C, weir_registry, entry, [<<"login">>])],
+    Echo = [call(C, weir_specs, entry, [<<"login">>])],
     restart_weir(B, env(7)),
     in_force(Peers, 7),
     Sources = sources(Peers),
@@ -407,7 +407,7 @@ older_release_beside(_) ->
     in_force(Peers, 7),
     ?assertEqual(Sources, sources(Peers)),
     %% What it changes reaches all, and is a change by a call.
-    {Name, Spec, Version} = call(A, weir_registry, entry, [<<"login">>]),
+    {Name, Spec, Version} = call(A, weir_specs, entry, [<<"login">>]),
     [told(C, P, [{Name, Spec#{rate := {9, hour}}, Version + 4096}]) || P <- Peers],
     in_force(Peers, 9),
     restart_weir(A, env(5)),
@@ -506,7 +506,7 @@ quiet(Peers) ->
 
 digests(Peer) ->
     _ = call(Peer, sys, get_state, [weir_registry]),
-    lists:sort(call(Peer, weir_registry, entries, [])).
+    lists:sort(call(Peer, weir_specs, entries, [])).
 
 %% From tells To, as one process of weir_registry tells the other; and To has heard it.
 told(From, To, Entries) ->

@@ -401,7 +401,7 @@ unknown_at_the_owner(_) ->
 name({hidden, I}) -> <<"hidden", (integer_to_binary(I))/binary>>.
 
 ask_when_known(Name, Count) ->
-    wait_until(Name, fun() -> weir_limiter:known(Name) end),
+    wait_until(Name, fun() -> weir_specs:is_known(Name) end),
     ask_many(check, Name, ?KEY, ?CALLERS, Count, 1).
 
 %% Callers are answered or told that there is no such limiter, and nobody waits for the end of a long time.

@@ -50,7 +50,7 @@ a_long_handover(_) ->
     [{allow, 9} = Answer || Some <- parts(Keys), Answer <- call(A, weir, check_many, [[{login, Key, 1} || Key <- Some]])],
     C = keep(add(Peers, #{})),
     ok = agree([A, B, C]),
-    wait_until(limiter, fun() -> call(C, weir_limiter, known, [<<"login">>]) end),
+    wait_until(limiter, fun() -> call(C, weir_specs, is_known, [<<"login">>]) end),
     Known = call(C, ?MODULE, known, [login, Keys, node_of(C)]),
     %% Of three nodes, it is the first or the second for two keys in three.
     ?assert(length(Known) > 3500),

@@ -320,7 +320,7 @@ weir_comes_and_goes_under_a_supervisor(_) ->
     %% A limiter that can't be made again is not the end of the others, nor of the child.
     ok = application:set_env(weir, limiters, #{api => #{rate => {1, day}, max_keys => 5}}),
     ok = application:start(weir),
-    weir_test:wait_until(made_again, fun() -> weir_limiter:known(login) end),
+    weir_test:wait_until(made_again, fun() -> weir_specs:is_known(login) end),
     ?assertMatch(#{<<"api">> := #{max_keys := 5}}, weir:limiters()),
     ?assertMatch([{weir, Child, _, _}], supervisor:which_children(Sup)),
     stop_supervisor(Sup).

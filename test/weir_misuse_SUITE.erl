@@ -285,7 +285,7 @@ weir_is_not_started(_) ->
                 fun() -> weir:compile(#{rate => {5, minute}}) end, fun() -> weir:check(Handle, key) end]],
     ?assertEqual(#{}, weir:limiters()),
     ?assertEqual([], weir_table:stats()),
-    ?assertNot(weir_limiter:known(login)).
+    ?assertNot(weir_specs:is_known(login)).
 
 too_many_limiters(_) ->
     Spec = #{rate => {5, minute}, max_keys => 100},

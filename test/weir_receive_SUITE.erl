@@ -106,7 +106,7 @@ calls_wait_for_frames(_) ->
 forged_frames_harm_no_others(_) ->
     [A, B, C] = Peers = weir_cluster_SUITE:start_all(3),
     ok = call(A, weir, put_limiter, [login, #{rate => {1, day}, burst => 3}]),
-    wait_until(limiter, fun() -> lists:all(fun(P) -> call(P, weir_limiter, known, [<<"login">>]) end, Peers) end),
+    wait_until(limiter, fun() -> lists:all(fun(P) -> call(P, weir_specs, is_known, [<<"login">>]) end, Peers) end),
     #{refused_frames := Refused} = traffic(B, A),
     Id = call(B, weir_members, node_id, [node_of(A)]),
     Forged = {weir_frame, 2, Id, call(B, weir_members, token, [node_of(C)]), data, <<9>>},

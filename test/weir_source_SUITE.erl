@@ -36,5 +36,5 @@ old_deletions_are_no_news(_) ->
     Now = erlang:system_time(millisecond),
     weir_config_SUITE:told(B, A, [{<<"gone">>, {deleted, Now - 86400000 - 60000}, 5000},
                                   {<<"just gone">>, {deleted, Now - 60000}, 5000}]),
-    ?assertEqual(none, call(A, weir_registry, entry, [<<"gone">>])),
-    ?assertMatch({_, {deleted, _}, 5000}, call(A, weir_registry, entry, [<<"just gone">>])).
+    ?assertEqual(none, call(A, weir_specs, entry, [<<"gone">>])),
+    ?assertMatch({_, {deleted, _}, 5000}, call(A, weir_specs, entry, [<<"just gone">>])).

@@ -59,7 +59,7 @@ retry(Ms) -> integer_to_binary(Ms).
 %% nothing where there is nothing to blame.
 -spec blame([{weir_http_error:path(), weir_http_item:item()}], erlang:stacktrace()) -> no_return().
 blame(Items, Stack) ->
-    case [{Path, Limiter} || {Path, {Limiter, _, _}} <- Items, not weir_limiter:known(Limiter)] of
+    case [{Path, Limiter} || {Path, {Limiter, _, _}} <- Items, not weir_specs:is_known(Limiter)] of
         [{Path, Limiter} | _] ->
             weir_http_limiters:unknown(Limiter, #{field => weir_http_error:path([<<"limiter">> | Path])});
         [] ->

@@ -21,7 +21,7 @@ explain(Req) ->
         Explanation -> {200, weir_http_request:json(), weir_http_json:encode(plain(Explanation))}
     catch
         error:badarg:Stack ->
-            case weir_limiter:known(Limiter) of
+            case weir_specs:is_known(Limiter) of
                 true -> weir_http_error:refuse(400, bad_query, weir_error:explain(badarg, Stack));
                 false -> weir_http_limiters:unknown(Limiter, #{query => <<"limiter">>})
             end

@@ -43,7 +43,7 @@ one(_Get, Name, _Req) -> shown(200, Name).
 put_limiter(Name, Body) ->
     case weir_http_spec:parse(Body) of
         {ok, Spec} ->
-            Known = weir_limiter:known(Name),
+            Known = weir_specs:is_known(Name),
             try
                 ok = weir:put_limiter(Name, Spec)
             catch
@@ -68,7 +68,7 @@ shown(Status, Name) ->
     end.
 
 spec(Name) ->
-    weir_registry:spec(Name).
+    weir_specs:spec(Name).
 
 %% The name outlives the request, so it must not hold on to the request's bytes.
 named(Name) when byte_size(Name) =< 255 ->
