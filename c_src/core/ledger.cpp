@@ -184,14 +184,15 @@ bool Ledger::may_have_applied(const OriginId& run, const Key& key, std::uint64_t
 
 Ledger::Recent& Ledger::recent(const OriginId& run) {
   const auto [at, fresh] = recent_.try_emplace(run);
-  if (!fresh) return at->second;
+  Recent& recent = at->second;
+  if (!fresh) return recent;
   for_each_of_others([&](const RecordName& name, std::span<const std::byte> record) {
     if (name.origin != run) return;
     const Frame frame = framed(record);
     const auto births = frame.set(std::get<RecordItem>(frame.items.front()).set);
-    at->second.add(name.seq, {name.limiter.v, name.key.v}, !reset_time(name.key, births) && !is_estate(births));
+    recent.add(name.seq, {name.limiter.v, name.key.v}, !reset_time(name.key, births) && !is_estate(births));
   });
-  return at->second;
+  return recent;
 }
 
 void Ledger::Recent::add(std::uint64_t seq, const Key& key, bool births) {
