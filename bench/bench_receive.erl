@@ -104,7 +104,7 @@ set(Title, Ebin, Count) ->
          {ok, _} = on(Sender, application, ensure_all_started, [weir]),
          true = on(Sender, net_kernel, connect_node, [element(2, Receiver)])
      end || Sender <- Senders],
-    ok = until(members, fun() -> lists:all(fun({Node, With}) -> length(on(Node, weir_members, connected, [])) >= With end,
+    ok = until(members, fun() -> lists:all(fun({Node, With}) -> length(on(Node, weir_roster, connected, [])) >= With end,
                                            [{Receiver, Count} | [{Sender, 1} || Sender <- Senders]])
                         end),
     Limiter = on(Receiver, ?MODULE, limiter, [?LIMITER]),
@@ -163,11 +163,11 @@ turn(What) ->
         {'DOWN', Monitor, _, _, Reason} -> error(Reason)
     end.
 
--spec sender(node(), {weir_machine:limiter_id(), weir_machine:terms()}, weir_members:id()) -> no_return().
+-spec sender(node(), {weir_machine:limiter_id(), weir_machine:terms()}, weir_roster_core:id()) -> no_return().
 sender(Receiver, {Id, Terms}, Self) ->
     Other = weir_members:node_id(Receiver),
-    #{incarnation := Incarnation} = weir_members:start(),
-    {_, #{protocol := 2, token := Token}} = weir_members:terms(Receiver),
+    #{incarnation := Incarnation} = weir_roster:await_start(),
+    {_, #{protocol := 2, token := Token}} = weir_roster:terms(Receiver),
     Machine = weir_machine:new(#{self => Self, members => [Self, Other], start => weir_clock:now(), incarnation => Incarnation, coalesce_most => 0,
                                  log_bytes => 1 bsl 26}),
     [] = weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()),

@@ -90,7 +90,7 @@ check(Limiter, Key, Hits) ->
         {allow, _} = Answer -> Answer;
         {deny, _} = Answer -> Answer;
         Wrong ->
-            case weir_table:check_again(Wrong, Limiter, Key, Hits) of
+            case weir_decide:check(Wrong, Limiter, Key, Hits) of
                 {_, _} = Answer -> Answer;
                 StillWrong -> ?RAISE(cause(Limiter, StillWrong))
             end
@@ -104,7 +104,7 @@ check(Limiter, Key, Hits) ->
 %% Cost: 20 to 50 ns per request in batches of 100.
 -spec check_many([{limiter(), key(), hits()}]) -> [answer()].
 check_many(Items) ->
-    case weir_table:check_many(Items) of
+    case weir_decide:check_many(Items) of
         Answers when is_list(Answers) -> Answers;
         Wrong -> ?RAISE(cause(Items, Wrong))
     end.
@@ -112,7 +112,7 @@ check_many(Items) ->
 %% @doc As {@link check/3}, with all that a response's headers need, and the reason.
 -spec decide(limiter(), key(), hits()) -> decision().
 decide(Limiter, Key, Hits) ->
-    case weir_table:decide(Limiter, Key, Hits) of
+    case weir_decide:decide(Limiter, Key, Hits) of
         #{} = Decision -> Decision;
         Wrong -> ?RAISE(cause(Limiter, Wrong))
     end.
@@ -120,7 +120,7 @@ decide(Limiter, Key, Hits) ->
 %% @doc As {@link check_many/1}, with all that responses' headers need, and the reasons.
 -spec decide_many([{limiter(), key(), hits()}]) -> [decision()].
 decide_many(Items) ->
-    case weir_table:decide_many(Items) of
+    case weir_decide:decide_many(Items) of
         Decisions when is_list(Decisions) -> Decisions;
         Wrong -> ?RAISE(cause(Items, Wrong))
     end.
@@ -145,7 +145,7 @@ peek(Limiter, Key) ->
 %% nodes doesn't answer within 5 s.
 -spec reset(limiter(), key()) -> ok | {error, too_many_resets | unavailable | {not_reached, [node()]}}.
 reset(Limiter, Key) ->
-    case weir_table:reset(Limiter, Key) of
+    case weir_decide:reset(Limiter, Key) of
         ok -> ok;
         {error, {not_reached, _}} = Error -> Error;
         {error, Reason} when Reason =:= too_many_resets; Reason =:= unavailable -> {error, Reason};

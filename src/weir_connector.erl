@@ -46,7 +46,7 @@ look(#state{tries = Tries} = State) ->
     _ = erlang:send_after(?LOOK_MS, self(), look),
     Now = erlang:monotonic_time(millisecond),
     Up = maps:from_list([{Node, up} || Node <- nodes()]),
-    Out = [Node || Node <- weir_members:looked_for(), not is_map_key(Node, Up)],
+    Out = [Node || Node <- weir_roster:looked_for(), not is_map_key(Node, Up)],
     Waiting = maps:from_list([{Node, maps:get(Node, Tries, {0, pause(0, Now)})} || Node <- Out]),
     maps:fold(fun(Node, {Failed, At}, S) when At =< Now -> try_once(Node, Failed, Now, S);
                  (_, _, S) -> S

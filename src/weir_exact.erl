@@ -42,7 +42,7 @@ decision({Allowed, Limit, Remaining, ResetMs, RetryMs, _Tat, Reason}) ->
 %% table was reset. A node that isn't reached forgets by itself within two seconds (include/weir/known_levels.hpp).
 -spec forget([weir_nif:key_hash()], pos_integer()) -> [node()].
 forget(Hashes, WaitMs) ->
-    Nodes = [node() | weir_members:connected()],
+    Nodes = [node() | weir_roster:connected()],
     lists:usort([Node || Hash <- Hashes, Node <- Nodes -- forgot(Nodes, Hash, WaitMs)]).
 
 %% (A node of the release before knows no level, and says that it doesn't know the question.)
@@ -59,7 +59,7 @@ ask(Items) ->
     {Asks, Known} = asks(lists:zip(lists:seq(1, length(Items)), Items), Now, [], #{}),
     Outcomes = ask_in_parts(Asks, Known),
     Answers = [maps:get(Place, Outcomes, here) || Place <- lists:seq(1, length(Items))],
-    ok = weir_owner:count(here, length([Here || Here <- Answers, Here =:= here])),
+    ok = weir_roster:count_owned(here, length([Here || Here <- Answers, Here =:= here])),
     Answers.
 
 asks([{Place, {Limiter, _Key, Hits, {Number, KeyHash}}} | Items], Now, Asks, Known) ->

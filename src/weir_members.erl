@@ -20,7 +20,7 @@
 %% highest that they know of it, and it takes a later one. The machine takes frames of no run that wasn't accepted here.
 %%
 %% The rules are weir_members_core's: this process brings it messages and what it sees, and executes what it answers. What must
-%% outlive the process, and what others read without asking it, is in a table of the supervisor's.
+%% outlive the process, and what others read without asking it, is in the table of weir_roster.
 -module(weir_members).
 
 -behaviour(gen_server).
@@ -28,14 +28,12 @@
 -include_lib("kernel/include/logger.hrl").
 
 -export([status/0, forget/1, node_id/1]).
--export([start_link/0, make_table/1, start/0, take_limiters/0, machine/0, machine/1]).
--export([others/0, connected/0, away/0, looked_for/0, is_member/1, terms/1, token/1]).
--export([leave/1, has_left/0, phase/0, ready_since/0, ready/0, traffic/0]).
+-export([start_link/0, leave/1, traffic/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, format_status/1]).
 
 -export_type([id/0, status/0, member/0]).
 
--type id() :: weir_roster:id().
+-type id() :: weir_roster_core:id().
 -type ms() :: non_neg_integer().
 %% `clock_offset_ns' is how far its clock is ahead of this node's, missing until it is measured; `quarantined' says that its births
 %% are refused, as they lie too far in the future.
@@ -60,9 +58,9 @@
 -spec status() -> status().
 status() ->
     Now = erlang:monotonic_time(millisecond),
-    Members = maps:from_list([{Node, about(Member, Now)} || #{node := Node} = Member <- counted()]),
-    #{node => node(), state => state_of(phase(), map_size(Members)), incarnation => own(incarnation, 0), members => Members,
-      looked_for => looked_for() -- maps:keys(Members), refused => refused(), rotating_ms => weir_secret:rotation_left_ms()}.
+    Members = maps:from_list([{Node, about(Member, Now)} || #{node := Node} = Member <- weir_roster:members()]),
+    #{node => node(), state => state_of(weir_roster:phase(), map_size(Members)), incarnation => weir_roster:incarnation(), members => Members,
+      looked_for => weir_roster:looked_for() -- maps:keys(Members), refused => refused(), rotating_ms => weir_secret:rotation_left_ms()}.
 
 about(#{id := Id, incarnation := Incarnation, away_since := Since, terms := Terms}, Now) ->
     maps:merge(weir_machine:peer(Id), #{id => Id, state => state(Since), incarnation => Incarnation, away_ms => away(Since, Now),
@@ -82,7 +80,7 @@ protocol(none) -> none;
 protocol(#{protocol := Protocol}) -> Protocol.
 
 refused() ->
-    maps:from_list([{Node, weir_hello:text(Reason)} || [Node, Reason] <- match({{refused, '$1'}, '$2'})]).
+    maps:map(fun(_, Reason) -> weir_hello:text(Reason) end, weir_roster:refused()).
 
 %% @doc Tells all members that a node is gone for good, for one that could not do so itself ({@link weir:leave/0}): it counts no more.
 %% If it comes back after all, it is a member again. The node is one that is registered, and away.
@@ -94,7 +92,7 @@ forget(Node) ->
 %% 4000 host names that differ in two letters 1000 are left.)
 -spec node_id(node()) -> id().
 node_id(Node) ->
-    weir_roster:id(Node).
+    weir_roster:node_id(Node).
 
 %% @private
 -spec start_link() -> {ok, pid()} | {error, term()}.
@@ -102,116 +100,11 @@ start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 %% @private
-%% @doc The table belongs to the caller. The id of the secret is in a fun, so that it is in no log.
--spec make_table(fun(() -> weir_secret:id())) -> ok.
-make_table(SecretId) ->
-    ?MODULE = ets:new(?MODULE, [named_table, public, {write_concurrency, true}, {read_concurrency, true}]),
-    true = ets:insert(?MODULE, [{secret, SecretId()}, {before, none}, {phase, starting}, {node, node()},
-                                {tokens, crypto:strong_rand_bytes(16)},
-                                {readiness, {starting, erlang:monotonic_time(millisecond)}}]),
-    ok.
-
-%% @private
-%% @doc This node's incarnation, and whether it is to copy the others' state. Waits for the others' answers, a second at most.
--spec start() -> #{incarnation := pos_integer(), joining := boolean()}.
-start() ->
-    try gen_server:call(?MODULE, start, infinity)
-    catch exit:{noproc, _} -> #{incarnation => own(incarnation, 1), joining => true}
-    end.
-
-%% @private
-%% @doc What the others told of limiters when this node started; once.
--spec take_limiters() -> [weir_specs:entry()].
-take_limiters() ->
-    try gen_server:call(?MODULE, take_limiters, infinity)
-    catch exit:{noproc, _} -> []
-    end.
-
-%% @private
-%% @doc The other nodes that are registered, connected or not.
--spec others() -> [{node(), id()}].
-others() ->
-    [{Node, Id} || #{node := Node, id := Id} <- counted()].
-
-%% @private
--spec connected() -> [node()].
-connected() ->
-    [Node || #{node := Node, away_since := none} <- counted()].
-
-%% @private
--spec away() -> [node()].
-away() ->
-    [Node || #{node := Node, away_since := Since} <- counted(), Since =/= none].
-
-%% @private
-%% @doc The nodes that this one wants to be connected to.
--spec looked_for() -> [node()].
-looked_for() ->
-    [Node || own(phase, starting) =/= left, #{node := Node} <- rows()].
-
-%% @private
--spec is_member(node()) -> boolean().
-is_member(Node) ->
-    weir_roster:is_registered(own({member, Node}, none)).
-
-%% @private
-%% @doc How to talk to a member, and the run of it that was accepted; `none' of one that hasn't said hello, or is refused.
--spec terms(node()) -> {Incarnation :: non_neg_integer(), weir_hello:terms() | none}.
-terms(Node) ->
-    case own({member, Node}, none) of
-        #{incarnation := Incarnation, terms := Terms} -> {Incarnation, Terms};
-        none -> {0, none}
-    end.
-
-%% @private
-%% @doc What a node has to put into its frames for this one, to be known by.
--spec token(node()) -> <<_:64>>.
-token(Node) ->
-    <<Token:8/binary, _/binary>> = crypto:mac(hmac, sha256, own(tokens, <<>>), atom_to_binary(Node)),
-    Token.
-
-%% @private
-%% @doc The incarnation that the machine was made with.
--spec machine() -> none | pos_integer().
-machine() ->
-    own(machine, none).
-
-%% @private
--spec machine(pos_integer()) -> ok.
-machine(Incarnation) ->
-    true = ets:insert(?MODULE, {machine, Incarnation}),
-    ok.
-
-%% @private
--spec phase() -> starting | ready | left.
-phase() ->
-    own(phase, starting).
-
-%% @private
-%% @doc See weir_ready. (Before weir has started, and after: it starts.)
--spec ready_since() -> {ready | starting, MonotonicMs :: integer()}.
-ready_since() ->
-    own(readiness, {starting, erlang:monotonic_time(millisecond)}).
-
-%% @private
--spec ready() -> ok.
-ready() ->
-    _ = try ets:insert(?MODULE, {readiness, {ready, erlang:monotonic_time(millisecond)}})
-        catch error:badarg -> stopping
-        end,
-    ok.
-
-%% @private
 %% @doc Sends the others what they don't know of this node's births, and tells them to do without it. After a `bye' they forget it,
 %% after a `stop' they look for it. It takes `DrainMs' at most for each of the two things that are sent.
 -spec leave(bye | {stop, DrainMs :: pos_integer()}) -> ok.
 leave(How) ->
     gen_server:call(?MODULE, {leave, How}, infinity).
-
-%% @private
--spec has_left() -> boolean().
-has_left() ->
-    phase() =:= left.
 
 %% @private
 -spec traffic() -> #{node() => #{atom() => non_neg_integer()}}.
@@ -227,7 +120,7 @@ init([]) ->
     _ = erlang:send_after(?CHECK_MS, self(), check),
     _ = erlang:send_after(?GREET_MS, self(), greet),
     {ok, #{forget_after := Ms}} = weir_cluster_options:get(),
-    {ok, step(start, #state{core = weir_members_core:new(ets:tab2list(?MODULE), #{forget_after => Ms})})}.
+    {ok, step(start, #state{core = weir_members_core:new(weir_roster:rows(), #{forget_after => Ms})})}.
 
 %% @private
 -spec handle_call(term(), gen_server:from(), #state{}) -> {noreply, #state{}}.
@@ -264,7 +157,7 @@ handle_info(greet, State) ->
 handle_info(check, State) ->
     _ = erlang:send_after(?CHECK_MS, self(), check),
     Checked = step(check, State),
-    _ = [weir_traffic:forget(Node) || Node <- maps:keys(traffic()), not is_member(Node)],
+    _ = [weir_traffic:forget(Node) || Node <- maps:keys(traffic()), not weir_roster:is_member(Node)],
     {noreply, Checked};
 handle_info(_, State) ->
     {noreply, State}.
@@ -294,12 +187,8 @@ execute(Effect, State) ->
     ok = do(Effect),
     State.
 
-do({put, Rows}) ->
-    true = ets:insert(?MODULE, Rows),
-    ok;
-do({delete, Key}) ->
-    true = ets:delete(?MODULE, Key),
-    ok;
+do({put, Rows}) -> weir_roster:put(Rows);
+do({delete, Key}) -> weir_roster:delete(Key);
 do({say, Kind, Node, Told}) -> say(Kind, Node, Told);
 do({welcome, Node, Told}) -> say(welcome, Node, Told#{limiters => weir_specs:entries()});
 do({reply, From, Reply}) -> gen_server:reply(From, Reply);
@@ -321,29 +210,11 @@ do({log, error, Report}) -> ?LOG_ERROR(Report).
 
 %% Another node may be slow to read; this process isn't made to wait for it.
 say(Kind, Node, Told) ->
-    Message = {?MODULE, weir_hello:envelope(), Kind, Told#{token => token(Node)}},
+    Message = {?MODULE, weir_hello:envelope(), Kind, Told#{token => weir_roster:token(Node)}},
     case erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) of
         nosuspend ->
             _ = erlang:send_after(?AGAIN_MS, self(), {hello, Node}),
             ok;
         _ ->
             ok
-    end.
-
-%% ---- the table ----
-
-own(What, Default) ->
-    try ets:lookup_element(?MODULE, What, 2)
-    catch error:badarg -> Default
-    end.
-
-rows() ->
-    [Member || [Member] <- match({{member, '_'}, '$1'})].
-
-counted() ->
-    [Member || Member <- rows(), weir_roster:is_registered(Member)].
-
-match(Pattern) ->
-    try ets:match(?MODULE, Pattern)
-    catch error:badarg -> []
     end.

@@ -16,14 +16,14 @@
 %% have answered, or ?START_MS have passed again, this node is introduced: calls are answered from then on.
 %%
 %% What is asked of others is here. weir_hello judges what a node says of itself; weir_standing says who counts then, after weir_hearsay
-%% for what members say of others; weir_roster keeps it.
+%% for what members say of others; weir_roster_core keeps it.
 -module(weir_members_core).
 
 -export([new/2, handle/3, reads_next/2, shown/1]).
 
 -export_type([state/0, message/0, effect/0, seen/0, then/0, ms/0]).
 
--type ms() :: weir_roster:ms().
+-type ms() :: weir_roster_core:ms().
 -type seen() :: weir_standing:seen().
 -type call() :: start | take_limiters | {leave, bye | {stop, pos_integer()}} | {forget, node()} | {rotation, 1, ready | switch, weir_secret:id()}
               | {rotation, 1, ready | switch, weir_secret:id(), force}.
@@ -57,7 +57,7 @@
 %% `greeted' those that it was the turn of, connected and silent. Effects are gathered in the roster.
 -record(state, {phase :: starting | ready | left, node :: node(), secret :: weir_secret:id(), before :: none | weir_secret:id(),
                 incarnation :: non_neg_integer(), joining :: boolean(), farewell :: bye | stop, forget_after :: pos_integer(),
-                roster :: weir_roster:roster(), awaited = #{} :: #{node() => true}, asked = [] :: [{gen_server:from(), term()}],
+                roster :: weir_roster_core:roster(), awaited = #{} :: #{node() => true}, asked = [] :: [{gen_server:from(), term()}],
                 due = [] :: [{gen_server:from(), term()}], highest = 0 :: non_neg_integer(), limiters = [] :: [term()],
                 watched = #{} :: #{node() => true}, greeted = {none, none} :: {node() | none, node() | none}, seen :: seen() | none}).
 -opaque state() :: #state{}.
@@ -68,12 +68,12 @@ new(Rows, #{forget_after := Ms}) ->
     Own = fun(Key, Default) -> case lists:keyfind(Key, 1, Rows) of {_, Value} -> Value; false -> Default end end,
     #state{phase = Own(phase, starting), node = Own(node, nonode@nohost), secret = Own(secret, <<0:64>>), before = Own(before, none),
            incarnation = Own(incarnation, 0), joining = Own(joining, false), farewell = Own(farewell, bye),
-           forget_after = Ms, roster = weir_roster:restore(Rows), seen = none}.
+           forget_after = Ms, roster = weir_roster_core:restore(Rows), seen = none}.
 
 -spec handle(message(), seen(), state()) -> {state(), [effect()]}.
 handle(Message, Seen, State) ->
     #state{roster = Roster, due = Due} = New = on(Message, State#state{seen = Seen}),
-    {Effects, Done} = weir_roster:effects(Roster),
+    {Effects, Done} = weir_roster_core:effects(Roster),
     {New#state{roster = Done, due = []}, Effects ++ [{call, From, Call} || {From, Call} <- Due]}.
 
 %% @doc Whether what the next secret is matters for a hello.
@@ -113,7 +113,7 @@ on(introduced, State) -> introduced(State#state{awaited = #{}});
 on({hello, Node}, #state{phase = left} = State) -> part([Node], State);
 on({hello, Node}, State) -> say_hello([Node], State);
 on(greet, #state{roster = Roster, seen = Seen, greeted = {Connected, Silent}} = State) ->
-    One = in_turn(weir_roster:connected(Roster), Connected),
+    One = in_turn(weir_roster_core:connected(Roster), Connected),
     Other = in_turn(weir_standing:silent(Seen, Roster), Silent),
     say_hello([Node || Node <- [One, Other], Node =/= none], State#state{greeted = {One, Other}});
 on(check, #state{forget_after = Most} = State) ->
@@ -126,11 +126,11 @@ answer(start, From, #state{incarnation = Incarnation, joining = Joining} = State
 answer({leave, How}, From, State) ->
     do({reply, From, ok}, leave(How, State));
 answer({forget, Node}, From, #state{roster = Roster} = State) ->
-    case weir_roster:lookup(Node, Roster) of
+    case weir_roster_core:lookup(Node, Roster) of
         #{away_since := none} -> do({reply, From, {error, connected}}, State);
         #{incarnation := Incarnation} ->
             Gone = roster(fun(Seen, R) -> weir_standing:gone_for_good(Node, Incarnation, Seen, R) end, State),
-            do({reply, From, ok}, say_hello(weir_roster:connected(Roster), Gone));
+            do({reply, From, ok}, say_hello(weir_roster_core:connected(Roster), Gone));
         none -> do({reply, From, {error, unknown}}, State)
     end;
 answer(take_limiters, From, #state{limiters = Limiters} = State) ->
@@ -154,7 +154,7 @@ started(#state{phase = starting, awaited = Awaited, highest = Highest, seen = #{
   when map_size(Awaited) =:= 0 ->
     Run = case Clock > Highest of true -> Clock; false -> later_than(Highest, State) end,
     Ready = do({put, [{incarnation, Run}, {joining, State#state.joining}, {phase, ready}]}, State#state{phase = ready, incarnation = Run}),
-    Waits = Ready#state{awaited = maps:from_list([{Node, true} || Node <- weir_roster:connected(Roster)])},
+    Waits = Ready#state{awaited = maps:from_list([{Node, true} || Node <- weir_roster_core:connected(Roster)])},
     introduced(say_hello(up(State), roster(fun weir_standing:confirm/2, do({later, ?START_MS, introduced}, Waits))));
 started(State) ->
     State.
@@ -184,12 +184,12 @@ say_hello(Nodes, State) ->
 
 %% What all are told alike.
 about_all(#state{incarnation = Incarnation, secret = Secret, before = Before, roster = Roster, seen = #{node := Node, now := Now}}) ->
-    (weir_roster:told(Now, Roster))#{node => Node, id => weir_roster:id(Node), incarnation => Incarnation, secret => Secret, before => Before,
+    (weir_roster_core:told(Now, Roster))#{node => Node, id => weir_roster_core:id(Node), incarnation => Incarnation, secret => Secret, before => Before,
                                      versions => weir_hello:versions(), features => weir_hello:features()}.
 
 say(Kind, Node, ToAll, State) -> do({say, Kind, Node, for(Node, ToAll, State)}, State).
 
-for(Node, ToAll, #state{roster = Roster}) -> ToAll#{yours => weir_roster:incarnation(Node, Roster)}.
+for(Node, ToAll, #state{roster = Roster}) -> ToAll#{yours => weir_roster_core:incarnation(Node, Roster)}.
 
 %% (A farewell needs no protocol in common.)
 told(Kind, Node, _Terms, #{incarnation := Incarnation}, _Next, State)
@@ -215,9 +215,9 @@ answered(_Node, #{yours := Yours}, #state{phase = ready, incarnation = Own} = St
 answered(Node, _Told, State) -> awaited(Node, State).
 
 known(Node, Next, #state{secret = Secret, before = Before, phase = Phase, roster = Roster, seen = Seen}) ->
-    Id = weir_roster:id(Node),
+    Id = weir_roster_core:id(Node),
     #{secret => Secret, before => Before, next => fun() -> Next end, id => Id, same => weir_standing:same(Node, Id, Seen, Roster),
-      incarnation => weir_roster:incarnation(Node, Roster), alone => Phase =:= ready andalso weir_roster:registered(Roster) =:= []}.
+      incarnation => weir_roster_core:incarnation(Node, Roster), alone => Phase =:= ready andalso weir_roster_core:registered(Roster) =:= []}.
 
 %% It may be that the other still counts this node, by what an earlier process of it had said. It is answered, so that it refuses, too.
 refused(Kind, Node, Reason, State) ->
@@ -228,12 +228,12 @@ refused(Kind, Node, Reason, State) ->
     end.
 
 accept(Kind, Node, Terms, #{incarnation := Incarnation, yours := Yours, left := Left} = Told, State0) ->
-    State1 = roster(fun(_, R) -> weir_standing:joined(Node, Incarnation, Terms, weir_roster:pardon(Node, R)) end, watch(Node, State0)),
+    State1 = roster(fun(_, R) -> weir_standing:joined(Node, Incarnation, Terms, weir_roster_core:pardon(Node, R)) end, watch(Node, State0)),
     State2 = roster(fun(#{now := Now} = Seen, R) ->
                             Without = lists:foldl(fun(Gone, Rest) -> weir_standing:has_gone(bye, Gone, Seen, Rest) end, R,
                                                   lists:sublist(Left, ?MAX_TOLD_LEFT)),
                             lists:foldl(fun(Gone, Rest) -> weir_standing:has_gone(stop, Gone, Seen, Rest) end,
-                                        weir_roster:forget_left({before, Now}, Without), stopped(Told))
+                                        weir_roster_core:forget_left({before, Now}, Without), stopped(Told))
                     end, State1),
     greeted(Kind, Node, Told, joins(Incarnation, highest(Yours, heard_of(Node, Told, State2)))).
 
@@ -303,7 +303,7 @@ then({follow, Kind, Node, _, _}, {error, Message}, State) -> awaited(Node, refus
 %% The other hasn't, and will when it hears this: it stays a member if it was one. If it knows a later run of this node, it takes this
 %% hello for an old one; so that comes first.
 behind(Kind, Node, #{yours := Yours} = Told, State) ->
-    greeted(Kind, Node, Told, highest(Yours, roster(fun(_, R) -> weir_roster:refuse(Node, behind, R) end, State))).
+    greeted(Kind, Node, Told, highest(Yours, roster(fun(_, R) -> weir_roster_core:refuse(Node, behind, R) end, State))).
 
 %% ---- the end ----
 
@@ -312,9 +312,9 @@ leave(_How, #state{phase = left} = State) ->
     State;
 leave(How, #state{roster = Roster} = State) ->
     {Farewell, DrainMs} = case How of bye -> {bye, ?DRAIN_MS}; {stop, Ms} -> {stop, Ms} end,
-    Parted = part(weir_roster:connected(Roster), do({drain, DrainMs}, State#state{farewell = Farewell})),
+    Parted = part(weir_roster_core:connected(Roster), do({drain, DrainMs}, State#state{farewell = Farewell})),
     Left = do({put, [{farewell, Farewell}, {phase, left}]}, Parted#state{phase = left}),
-    roster(fun(_, R) -> lists:foldl(fun(#{node := Node}, Rest) -> weir_standing:remove(Node, Rest) end, R, weir_roster:members(R)) end, Left).
+    roster(fun(_, R) -> lists:foldl(fun(#{node := Node}, Rest) -> weir_standing:remove(Node, Rest) end, R, weir_roster_core:members(R)) end, Left).
 
 overtakes(#{yours := Yours}, #state{incarnation = Own} = State) when is_integer(Yours), Yours > Own, Yours < ?MAX_INCARNATION ->
     takes(later_than(Yours, State), State);
@@ -338,12 +338,12 @@ watch(Node, #state{watched = Watched} = State) ->
 %% order. So this node says hello as well: if somebody is there, it answers, and is watched again.
 down(Node, #state{watched = Watched} = State) ->
     Gone = roster(fun(Seen, R) -> weir_standing:went_away(Node, Seen, R) end, awaited(Node, State#state{watched = maps:remove(Node, Watched)})),
-    Member = weir_roster:is_registered(weir_roster:lookup(Node, Gone#state.roster)),
+    Member = weir_roster_core:is_registered(weir_roster_core:lookup(Node, Gone#state.roster)),
     say_hello([Node || Member, lists:member(Node, up(State))], Gone).
 
 %% ---- effects ----
 
-do(Effect, State) -> roster(fun(_, R) -> weir_roster:do(Effect, R) end, State).
+do(Effect, State) -> roster(fun(_, R) -> weir_roster_core:do(Effect, R) end, State).
 
 roster(Change, #state{roster = Roster, seen = Seen} = State) -> State#state{roster = Change(Seen, Roster)}.
 

@@ -21,7 +21,7 @@ metrics() ->
         [{Name, gauge, Help, [limiter], [{[Limiter], maps:get(Key, Most)} || {Limiter, Most} <- weir_report:exceeded()]}
          || {Name, Help, Key} <- overshoot_metrics()] ++
         [{Name, Kind, Help, [], [{[], maps:get(Key, Owned)}]}
-         || Owned <- [weir_owner:counts()], {Name, Kind, Help, Key} <- owner_metrics()] ++
+         || Owned <- [weir_roster:owned()], {Name, Kind, Help, Key} <- owner_metrics()] ++
         [{Name, Kind, Help, [node], [{[Node], maps:get(Key, Traffic)} || {Node, Traffic} <- weir_report:traffic()]}
          || {Name, Kind, Help, Key} <- traffic_metrics()] ++
         peer_metrics(weir_report:peers()).

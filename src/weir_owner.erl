@@ -22,7 +22,7 @@
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, leave/1, owners/1, sharing/0, count/2, counts/0]).
+-export([start_link/0, leave/1, owners/1, sharing/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([ask/0]).
@@ -35,7 +35,6 @@
 -define(TICK_MS, 250).
 %% How long the end waits for answers that are on their way.
 -define(FINISH_MS, 500).
--define(NONE_OWNED, {owned, 0, 0, 0}).
 
 %% `asks' are waiting for the mailbox to be empty; `giving' are handovers under way.
 -record(state, {core :: weir_owner_core:state(), patience :: pos_integer(), monitors = #{} :: #{node() => reference()},
@@ -57,10 +56,10 @@ leave(Timeout) ->
 %% Who owns a key and who stands by, as this node sees it.
 -spec owners(weir_nif:key_hash()) -> #{owner => node(), second => node()}.
 owners(KeyHash) ->
-    case row(owners, {owners, {}, {}}) of
-        {_, {}, {}} ->
+    case weir_roster:owners() of
+        {{}, {}} ->
             #{};
-        {_, Nodes, Names} ->
+        {Nodes, Names} ->
             {First, Second} = weir_nif:owner_rank(KeyHash, Nodes),
             maps:from_list([{owner, element(First, Names)}] ++ [{second, element(Second, Names)} || Second > 0])
     end.
@@ -68,32 +67,8 @@ owners(KeyHash) ->
 %% That share the keys out, as this node sees it.
 -spec sharing() -> [node()].
 sharing() ->
-    {_, _, Names} = row(owners, {owners, {}, {}}),
+    {_, Names} = weir_roster:owners(),
     tuple_to_list(Names).
-
-%% Decisions asked of other nodes, made for other nodes, and made by callers here because no owner answered in time.
--spec count(asked | answered | here, non_neg_integer()) -> ok.
-count(_What, 0) ->
-    ok;
-count(What, Count) ->
-    Place = case What of asked -> 2; answered -> 3; here -> 4 end,
-    _ = try ets:update_counter(weir_members, owned, {Place, Count}, ?NONE_OWNED)
-        catch error:badarg -> stopping
-        end,
-    ok.
-
--spec counts() -> #{asked | answered | here => non_neg_integer()}.
-counts() ->
-    {_, Asked, Answered, Here} = row(owned, ?NONE_OWNED),
-    #{asked => Asked, answered => Answered, here => Here}.
-
-%% In weir_members' table, which goes when weir stops.
-row(Key, Default) ->
-    try ets:lookup(weir_members, Key) of
-        [Row] -> Row;
-        [] -> Default
-    catch error:badarg -> Default
-    end.
 
 %% ---- callbacks ----
 
@@ -109,9 +84,9 @@ init([]) ->
 -spec handle_call(term(), gen_server:from(), #state{}) -> {noreply, #state{}} | {noreply, #state{}, 0} | {reply, term(), #state{}}
                                                         | {reply, term(), #state{}, 0}.
 handle_call(leave, From, State) ->
-    more(step({leave, From, weir_members:connected()}, State));
+    more(step({leave, From, weir_roster:connected()}, State));
 handle_call({weir_owner, 1, Node, What}, From, State) ->
-    case is_atom(Node) andalso (Node =:= node() orelse weir_members:is_member(Node)) of
+    case is_atom(Node) andalso (Node =:= node() orelse weir_roster:is_member(Node)) of
         true -> more(step({call, From, Node, What}, State));
         false -> reply(not_a_member, State)
     end;
@@ -129,7 +104,7 @@ handle_info({weir_ask, Alias, Asks}, #state{asks = Before, count = Count} = Stat
     All = [{Alias, Ask} || Ask <- lists:reverse(Asks), is_ask(Ask)],
     more(State#state{asks = All ++ Before, count = Count + length(All)});
 handle_info({weir_owner, 1, Node, What}, State) ->
-    case is_atom(Node) andalso Node =/= node() andalso weir_members:is_member(Node) of
+    case is_atom(Node) andalso Node =/= node() andalso weir_roster:is_member(Node) of
         true -> more(step({member, Node, What}, looked(State)));
         false -> more(State)
     end;
@@ -209,7 +184,7 @@ step(Message, #state{core = Core} = State) ->
     lists:foldl(fun execute/2, State#state{core = New}, Effects).
 
 look(State) ->
-    step({look, weir_members:connected()}, State).
+    step({look, weir_roster:connected()}, State).
 
 looked(#state{core = Core} = State) ->
     case weir_owner_core:held_up(now_ms(), Core) of
@@ -232,7 +207,7 @@ execute({ask, Node, Batch, Items}, State) ->
     Since = {weir_nif:owner_stamp(), weir_clock:now()},
     case say(Node, {asks, Batch, Items}) of
         ok ->
-            ok = count(asked, length(Items)),
+            ok = weir_roster:count_owned(asked, length(Items)),
             step({sent, Batch, Since}, State);
         _ ->
             step({sent, Batch, failed}, State)
@@ -256,12 +231,10 @@ execute({forget, What}, State) ->
     ok = weir_nif:owner_forget(What),
     State;
 execute({sharing, Nodes, Names}, State) ->
-    _ = try ets:insert(weir_members, {owners, Nodes, Names})
-        catch error:badarg -> stopping
-        end,
+    ok = weir_roster:set_owners(Nodes, Names),
     State;
 execute({count, What, Count}, State) ->
-    ok = count(What, Count),
+    ok = weir_roster:count_owned(What, Count),
     State;
 execute({again, Asked}, #state{asks = Asks, count = Count} = State) ->
     State#state{asks = Asks ++ Asked, count = Count + length(Asked)};
@@ -275,7 +248,7 @@ execute({demonitor, Node}, #state{monitors = Monitors} = State) ->
     true = erlang:demonitor(Monitor, [flush]),
     State#state{monitors = Rest};
 execute({give, What, To, Nodes, Names, Scans, Last}, #state{giving = Giving} = State) ->
-    Self = weir_members:node_id(node()),
+    Self = weir_roster:node_id(node()),
     Scan = fun() -> [{element(Place, Names), Levels}
                      || {How, Changed} <- Scans, {Place, Levels} <- weir_nif:owner_levels(Nodes, Self, Changed, How)] end,
     {Pid, Monitor} = weir_handover:start(To, Scan, Last),
@@ -293,12 +266,12 @@ say(Node, What) ->
     erlang:send({?MODULE, Node}, {?MODULE, 1, node(), What}, [nosuspend, noconnect]).
 
 seen(#state{patience = Patience}) ->
-    Connected = weir_members:connected(),
-    #{node => node(), connected => Connected, unheard => unheard(Connected, Patience), left => weir_members:has_left()}.
+    Connected = weir_roster:connected(),
+    #{node => node(), connected => Connected, unheard => unheard(Connected, Patience), left => weir_roster:has_left()}.
 
 %% Of whom nothing came for so long, by the frames that weir_replica gets.
 unheard(Nodes, Patience) ->
-    Traffic = weir_members:traffic(),
+    Traffic = weir_traffic:all(),
     Now = weir_clock:now(),
     [Node || Node <- Nodes, Now - maps:get(heard_ns, maps:get(Node, Traffic, #{heard_ns => 0})) > Patience * 1000000].
 

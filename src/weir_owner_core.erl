@@ -48,7 +48,7 @@
                 | {raise, Levels :: binary()} | {learn, list(), since()} | {forget, weir_nif:key_hash() | all}
                 | {sharing, Nodes :: tuple(), Names :: tuple()} | {count, asked | answered, pos_integer()}
                 | {again, [asked()]} | {again_in, ms()} | {monitor, node()} | {demonitor, node()}
-                | {give, giving(), [node()], Nodes :: tuple(), Names :: tuple(), [{joined | left, Changed :: weir_members:id()}],
+                | {give, giving(), [node()], Nodes :: tuple(), Names :: tuple(), [{joined | left, Changed :: weir_roster_core:id()}],
                    weir_handover:last()}
                 | {stop_giving, giving()} | {not_told, giving(), Reason :: term()}.
 
@@ -61,7 +61,7 @@
 -define(MAX_LEVELS, 20480).
 
 %% Another node with which keys are shared out; `since' is when it came.
--record(other, {id :: weir_members:id(), since :: ms()}).
+-record(other, {id :: weir_roster_core:id(), since :: ms()}).
 %% `nodes' are the numbers of those that share the keys out, sorted, and `names' whose these are; `place' is this node's among them,
 %% 0 while it doesn't serve. `awaited' are nodes whose welcome is awaited, and when they last gave a sign. `sent' are questions to
 %% other nodes, `waiting' is for the next attempt. `giving' are handovers under way; `fresh' came when this node was leaving already,
@@ -269,7 +269,7 @@ given({levels, Levels}, From, Node, #state{awaited = Awaited, now = Now} = State
     end;
 given(welcome, From, Node, #state{others = Others, phase = serving} = State) when not is_map_key(Node, Others) ->
     %% It went on without a break, and this node did its work meanwhile.
-    do({reply, From, ok}, give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State)));
+    do({reply, From, ok}, give({joined, Node}, weir_roster_core:id(Node), [Node], add(Node, State)));
 given(welcome, From, Node, State) ->
     do({reply, From, ok}, welcomed(Node, add(Node, State)));
 given(bye, From, Node, #state{parted = Parted} = State) ->
@@ -296,7 +296,7 @@ serving(State) ->
 add(Node, #state{others = Others} = State) when is_map_key(Node, Others) ->
     State;
 add(Node, #state{others = Others, parted = Parted, now = Now} = State) ->
-    Other = #other{id = weir_members:node_id(Node), since = Now},
+    Other = #other{id = weir_roster_core:id(Node), since = Now},
     shared(do({monitor, Node}, State#state{others = Others#{Node => Other}, parted = Parted -- [Node]})).
 
 %% What it was asked is asked of another. Where it stood by, or who stood by owns now, another one is to stand by.
@@ -328,10 +328,10 @@ hello(Node, #state{phase = leaving, others = Others, giving = Giving, fresh = Fr
   when not is_map_key(Node, Others) ->
     case lists:keymember(leave, 1, Giving) orelse lists:keymember(bye, 1, Giving) of
         true -> left_again(without_leavers(add(Node, State#state{fresh = [Node | Fresh]})));
-        false -> give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State))
+        false -> give({joined, Node}, weir_roster_core:id(Node), [Node], add(Node, State))
     end;
 hello(Node, State) ->
-    greet(Node, give({joined, Node}, weir_members:node_id(Node), [Node], add(Node, State))).
+    greet(Node, give({joined, Node}, weir_roster_core:id(Node), [Node], add(Node, State))).
 
 greet(Node, #state{greeted = Greeted, phase = Phase} = State) when is_map_key(Node, Greeted); Phase =:= leaving ->
     State;
@@ -408,7 +408,7 @@ has_stayers(#state{others = Others, leavers = Leavers}) ->
 %% What this node owned, to who comes after it, and to the fresh all that they are to know. Nobody is said bye to before all have
 %% their levels: of several that leave at once, one may be given levels that are for the next one, and pass them on first.
 give_all(From, #state{others = Others, node = Self, nodes = Nodes, names = Names, giving = Giving, fresh = Fresh} = State) ->
-    Scans = [{left, weir_members:node_id(Self)} | [{joined, weir_members:node_id(Node)} || Node <- Fresh, is_map_key(Node, Others)]],
+    Scans = [{left, weir_roster_core:id(Self)} | [{joined, weir_roster_core:id(Node)} || Node <- Fresh, is_map_key(Node, Others)]],
     do({give, {leave, From}, maps:keys(Others), Nodes, Names, Scans, none}, State#state{giving = [{leave, From} | Giving], again = false}).
 
 %% Several leave at once: what this node gave to one that has gone as well, or was given by it, others are to have.
@@ -427,7 +427,7 @@ left_again(State) ->
 
 %% Sorted, so that places are the same for explanations whatever came first. What owners said of keys was of the owners before.
 shared(#state{others = Others, phase = Phase, node = Self} = State) ->
-    Own = [{weir_members:node_id(Self), Self} || Phase =/= leaving],
+    Own = [{weir_roster_core:id(Self), Self} || Phase =/= leaving],
     {Ids, Names} = lists:unzip(lists:sort(Own ++ [{Id, Node} || {Node, #other{id = Id}} <- maps:to_list(Others)])),
     Nodes = list_to_tuple(Ids),
     Place = case Phase of

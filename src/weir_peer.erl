@@ -28,12 +28,12 @@
 -define(PAUSE_MS, 5).
 
 -record(outbox, {frames = queue:new() :: queue:queue(binary()), count = 0 :: non_neg_integer(), bytes = 0 :: non_neg_integer()}).
--record(state, {node :: node(), self :: weir_members:id(), terms = none :: none | weir_hello:terms(), heartbeat = none :: none | binary(),
+-record(state, {node :: node(), self :: weir_roster_core:id(), terms = none :: none | weir_hello:terms(), heartbeat = none :: none | binary(),
                 repair = #outbox{} :: #outbox{}, data = #outbox{} :: #outbox{}, timer = none :: none | reference(),
                 flushing = [] :: [gen_server:from()]}).
 
 %% Self is the number by which the other node knows this one.
--spec start_link(node(), weir_members:id()) -> {ok, pid()} | {error, term()}.
+-spec start_link(node(), weir_roster_core:id()) -> {ok, pid()} | {error, term()}.
 start_link(Node, Self) ->
     gen_server:start_link(?MODULE, {Node, Self}, []).
 
@@ -55,7 +55,7 @@ flush(Peer, Timeout) ->
 
 %% ---- callbacks ----
 
--spec init({node(), weir_members:id()}) -> {ok, #state{}}.
+-spec init({node(), weir_roster_core:id()}) -> {ok, #state{}}.
 init({Node, Self}) ->
     _ = process_flag(message_queue_data, off_heap),
     {ok, #state{node = Node, self = Self}}.

@@ -14,7 +14,7 @@
 %% @doc Costs a few microseconds; once ready, one look into a table.
 -spec check() -> ready | {wait, Why :: binary()}.
 check() ->
-    case weir_members:ready_since() of
+    case weir_roster:ready_since() of
         {ready, _} -> ready;
         {starting, Since} -> judge(Since)
     end.
@@ -25,7 +25,7 @@ judge(Since) ->
         {wait, _} = Wait when not Late ->
             Wait;
         _ ->
-            ok = weir_members:ready(),
+            ok = weir_roster:set_ready(),
             ready
     end.
 
@@ -38,7 +38,7 @@ waits_for([Part | Parts]) ->
     end.
 
 members() ->
-    case weir_members:phase() of
+    case weir_roster:phase() of
         starting -> {wait, <<"asks the connected nodes who belongs to the cluster">>};
         _ -> ready
     end.
@@ -53,8 +53,8 @@ discovery() ->
 
 %% (The first frame of a node says how far its records go; what is missing then is asked for.)
 state() ->
-    Traffic = weir_members:traffic(),
-    Unheard = [Node || Node <- weir_members:connected(),
+    Traffic = weir_traffic:all(),
+    Unheard = [Node || Node <- weir_roster:connected(),
                        case Traffic of #{Node := #{heard_ns := Heard}} -> Heard =:= 0; #{} -> true end],
     case {weir_machine:attached(), Unheard} of
         {none, _} -> ready;
@@ -68,7 +68,7 @@ state() ->
 
 %% Of keys of `scope => exact'.
 owners() ->
-    case weir_members:connected() -- weir_owner:sharing() of
+    case weir_roster:connected() -- weir_owner:sharing() of
         [] -> ready;
         [_ | _] -> {wait, <<"shares keys out among itself and the other nodes">>}
     end.

@@ -131,7 +131,7 @@ joined(Node) ->
 init([]) ->
     ok = weir_limiters:settle(),
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
-    State = merge(weir_members:take_limiters(), #state{}),
+    State = merge(weir_roster:take_limiters(), #state{}),
     {ok, ConfigVersion} = config_version(),
     ok = weir_specs:begin_with(ConfigVersion),
     case pairs(application:get_env(weir, limiters, #{})) of
@@ -164,11 +164,11 @@ make_all([{Name, Spec} | Limiters], Made) ->
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({put, Name, Binary, Compiled}, _From, State) ->
     Reply = weir_limiters:put(Name, Binary, Compiled),
-    _ = Reply =:= ok andalso weir_limiters:advise(Binary, Compiled, length(weir_members:others()) + 1),
+    _ = Reply =:= ok andalso weir_limiters:advise(Binary, Compiled, length(weir_roster:others()) + 1),
     ok = tell([Binary]),
     {reply, Reply, State};
 handle_call({configure, Name, Binary, Compiled}, _From, State) ->
-    Reply = weir_limiters:configure(weir_members:others() =:= [], Name, Binary, Compiled),
+    Reply = weir_limiters:configure(weir_roster:others() =:= [], Name, Binary, Compiled),
     ok = tell([Binary]),
     {reply, Reply, State};
 handle_call({delete, Name}, _From, State) ->
@@ -191,10 +191,10 @@ handle_cast(_, State) ->
 handle_info(gossip, State) ->
     _ = erlang:send_after(?GOSSIP_MS, self(), gossip),
     ok = bury(),
-    ok = gossip(weir_members:connected()),
+    ok = gossip(weir_roster:connected()),
     {noreply, State};
 handle_info({?MODULE, ?PROTOCOL, Node, Told}, State) ->
-    case is_atom(Node) andalso weir_members:is_member(Node) of
+    case is_atom(Node) andalso weir_roster:is_member(Node) of
         true -> {noreply, hear(Told, Node, State)};
         false -> {noreply, State}
     end;
@@ -208,7 +208,7 @@ handle_info(_, State) ->
 tell(Names) ->
     Rows = [Row || Name <- Names, Row <- [weir_specs:row(Name)], Row =/= none],
     lists:foreach(fun(Node) -> tell_parts(Rows, fun(Part, _) -> say(Node, {entries, weir_specs:told(Part), false}) end) end,
-                  weir_members:connected()).
+                  weir_roster:connected()).
 
 %% Tells a part at a time; the second argument is whether it is the last.
 tell_parts(Rows, Tell) when length(Rows) =< ?PART ->

@@ -39,8 +39,8 @@
 %% or whatever it shows it isn't, as its sender wasn't accepted as a member.
 -type door() :: open | closed | <<_:64>>.
 
--record(state, {machine :: weir_machine:machine(), self = weir_members:node_id(node()) :: weir_members:id(),
-                peers = #{} :: #{weir_members:id() => {node(), pid()}}, doors = #{} :: #{weir_members:id() => door()},
+-record(state, {machine :: weir_machine:machine(), self = weir_roster:node_id(node()) :: weir_roster_core:id(),
+                peers = #{} :: #{weir_roster_core:id() => {node(), pid()}}, doors = #{} :: #{weir_roster_core:id() => door()},
                 %% Gathered, the last one first.
                 frames = [] :: [{weir_machine:node_id(), binary()}], count = 0 :: non_neg_integer(), bytes = 0 :: non_neg_integer(),
                 timer = none :: none | {soon | reference(), AtNs :: integer()},
@@ -112,7 +112,7 @@ reset(Limiter, KeyHash, Time, WaitMs) ->
     end.
 
 tell_reset(Reset, WaitMs) ->
-    _ = case {weir_members:connected(), WaitMs} of
+    _ = case {weir_roster:connected(), WaitMs} of
             {[], _} -> ok;
             {Nodes, 0} -> [erlang:send({?MODULE, Node}, Reset, [nosuspend, noconnect]) || Node <- Nodes];
             {Nodes, _} -> gen_server:multi_call(Nodes, ?MODULE, Reset, WaitMs)
@@ -136,8 +136,8 @@ init([]) ->
     %% Births wait in rings that a busy node fills in milliseconds: in the queue of the runnable, this process goes first.
     _ = process_flag(priority, high),
     _ = erlang:send_after(?LOSSES_MS, self(), losses),
-    #{incarnation := Incarnation, joining := Joining} = weir_members:start(),
-    case {weir_machine:attached(), weir_members:machine()} of
+    #{incarnation := Incarnation, joining := Joining} = weir_roster:await_start(),
+    case {weir_machine:attached(), weir_roster:machine_run()} of
         {{ok, Machine}, Incarnation} -> {ok, taken(Machine, #{})};
         {_, none} -> {ok, made(Incarnation, Joining, #{})};
         {_, _} -> {ok, made(Incarnation, true, #{})}
@@ -150,7 +150,7 @@ init([]) ->
 renewed(Incarnation, #state{self = Self} = State) ->
     #state{peers = Peers} = Pushed = push(State),
     _ = cancel(Pushed),
-    Kept = case weir_members:node_id(node()) of
+    Kept = case weir_roster:node_id(node()) of
                Self -> Peers;
                _ ->
                    _ = [true = unlink(Peer) andalso exit(Peer, kill) || {_, Peer} <- maps:values(Peers)],
@@ -160,20 +160,20 @@ renewed(Incarnation, #state{self = Self} = State) ->
 
 %% Limiters that change meanwhile are brought by the registry once the machine is attached, or found there after that.
 made(Incarnation, Joining, Peers) ->
-    Self = weir_members:node_id(node()),
+    Self = weir_roster:node_id(node()),
     {ok, Options} = weir_cluster_options:get(),
     Machine = weir_machine:new(maps:merge(weir_cluster_options:machine(Options),
-                                          #{self => Self, members => [Self | [Id || {_, Id} <- weir_members:others()]],
-                                            incarnation => Incarnation, joining => Joining andalso weir_members:others() =/= [],
+                                          #{self => Self, members => [Self | [Id || {_, Id} <- weir_roster:others()]],
+                                            incarnation => Incarnation, joining => Joining andalso weir_roster:others() =/= [],
                                             seed => Self, start => weir_clock:now()})),
-    ok = weir_members:machine(Incarnation),
+    ok = weir_roster:set_machine_run(Incarnation),
     taken(Machine, Peers).
 
 taken(Machine, Peers) ->
     State = #state{machine = Machine, peers = Peers},
     Limited = lists:foldl(fun put_limiter/2, State, weir_specs:entries()),
     ok = attach(Machine),
-    Members = lists:foldl(fun({Node, _}, S) -> add(Node, S) end, Limited, weir_members:others()),
+    Members = lists:foldl(fun({Node, _}, S) -> add(Node, S) end, Limited, weir_roster:others()),
     run(births, lists:foldl(fun put_limiter/2, Members, weir_specs:entries())).
 
 %% A node without a name never has others: its births are nobody's business, and cost nothing. (When it gets one, a machine is
@@ -216,8 +216,8 @@ do({unregistered, Node}, State) ->
 do(push, State) ->
     push(State);
 do(renew, State) ->
-    #{incarnation := Incarnation} = weir_members:start(),
-    case weir_members:machine() of
+    #{incarnation := Incarnation} = weir_roster:await_start(),
+    case weir_roster:machine_run() of
         Incarnation -> reconciled(State);
         _ -> renewed(Incarnation, State)
     end;
@@ -226,7 +226,7 @@ do(_, State) ->
 
 %% weir_members may have ended when it had changed its table, and hadn't said so.
 reconciled(#state{peers = Peers} = State) ->
-    Others = [Node || {Node, _} <- weir_members:others()],
+    Others = [Node || {Node, _} <- weir_roster:others()],
     Gone = [Node || {Node, _} <- maps:values(Peers)] -- Others,
     lists:foldl(fun add/2, lists:foldl(fun remove/2, State, Gone), Others).
 
@@ -260,7 +260,7 @@ handle({'EXIT', Peer, _}, #state{peers = Peers} = State) ->
     _ = [self() ! {registered, Node} || {Node, Dead} <- maps:values(Peers), Dead =:= Peer],
     State#state{peers = maps:filter(fun(_, {_, Pid}) -> Pid =/= Peer end, Peers)};
 handle({registered, Node}, State) ->
-    case weir_members:is_member(Node) of
+    case weir_roster:is_member(Node) of
         true -> add(Node, State);
         false -> State
     end;
@@ -317,7 +317,7 @@ heard([{From, Frame} | Frames], Heard) ->
 %% ---- members, limiters ----
 
 add(Node, #state{peers = Peers, self = Self} = State) ->
-    Id = weir_members:node_id(Node),
+    Id = weir_roster:node_id(Node),
     case Peers of
         #{Id := {_, Peer}} ->
             introduce(Node, Id, Peer, run({registered, Id}, State));
@@ -328,17 +328,17 @@ add(Node, #state{peers = Peers, self = Self} = State) ->
 
 %% As membership has it by now.
 introduce(Node, Id, Peer, #state{doors = Doors} = State) ->
-    {Incarnation, Terms} = weir_members:terms(Node),
+    {Incarnation, Terms} = weir_roster:terms(Node),
     ok = weir_peer:talk(Peer, Terms),
     Door = case Terms of
                none -> closed;
                #{protocol := 1} -> open;
-               #{} -> weir_members:token(Node)
+               #{} -> weir_roster:token(Node)
            end,
     run({incarnation, Id, Incarnation}, State#state{doors = Doors#{Id => Door}}).
 
 remove(Node, #state{peers = Peers, doors = Doors} = State) ->
-    Id = weir_members:node_id(Node),
+    Id = weir_roster:node_id(Node),
     case maps:take(Id, Peers) of
         {{_, Peer}, Rest} ->
             true = unlink(Peer),

@@ -75,14 +75,14 @@ unsent(Machine, Number, Hash, Spec, #{capacity := Capacity, level := Level}) ->
 
 peers(Machine) ->
     Now = weir_clock:now(),
-    Traffic = weir_members:traffic(),
+    Traffic = weir_traffic:all(),
     [maps:merge(#{node => Node, staleness_ms => staleness(Node, Traffic, Now)}, clock(weir_machine:clock(Machine, Id)))
-     || {Node, Id} <- lists:sort(weir_members:others())].
+     || {Node, Id} <- lists:sort(weir_roster:others())].
 
 %% How each other node's clock stands, and whether it is in quarantine.
 -spec peers() -> [{node(), #{quarantined := boolean(), clock_offset_ns => integer(), round_trip_ns => integer()}}].
 peers() ->
-    [{Node, weir_machine:peer(Id)} || {Node, Id} <- lists:sort(weir_members:others())].
+    [{Node, weir_machine:peer(Id)} || {Node, Id} <- lists:sort(weir_roster:others())].
 
 %% What weir_watch looks at.
 -spec cluster() -> weir_watch:facts() | none.
@@ -91,7 +91,7 @@ cluster() ->
         {ok, Machine} ->
             Peers = peers(),
             Skewed = lists:any(fun({_, About}) -> abs(maps:get(clock_offset_ns, About, 0)) >= ?LEAST_SKEW_NS end, Peers),
-            (nodes_of(Machine))#{away => weir_members:away(), peers => Peers, horizons => [H || Skewed, H <- horizons()]};
+            (nodes_of(Machine))#{away => weir_roster:away(), peers => Peers, horizons => [H || Skewed, H <- horizons()]};
         none ->
             none
     end.
@@ -114,7 +114,7 @@ clock({Offset, RoundTrip}) -> #{clock_offset_ns => Offset, round_trip_ns => Roun
 %% Frames and bytes of each other node.
 -spec traffic() -> [{Node :: binary(), #{atom() => non_neg_integer()}}].
 traffic() ->
-    [{atom_to_binary(Node), Traffic} || {Node, Traffic} <- lists:sort(maps:to_list(weir_members:traffic()))].
+    [{atom_to_binary(Node), Traffic} || {Node, Traffic} <- lists:sort(maps:to_list(weir_traffic:all()))].
 
 %% Of each replicated limiter, the most that any of its keys was found above the capacity, and what was expected then.
 -spec exceeded() -> [{Limiter :: binary(), weir_machine:overshoot()}].

@@ -13,14 +13,14 @@
 %% its next hello.
 -spec rotate(Force :: boolean()) -> ok | {error, Message :: binary()}.
 rotate(Force) ->
-    case {weir_secret:next(), weir_members:away()} of
-        {{ok, Id}, []} -> switch_all(Id, Force, ask([node() | weir_members:connected()], rotation(ready, Id, Force)));
+    case {weir_secret:next(), weir_roster:away()} of
+        {{ok, Id}, []} -> switch_all(Id, Force, ask([node() | weir_roster:connected()], rotation(ready, Id, Force)));
         {{ok, _}, Away} -> {error, weir_error:sentence("nothing was changed: out of reach is ~ts", [names(Away)])};
         {{error, Message}, _} -> {error, Message}
     end.
 
 switch_all(Id, Force, []) ->
-    Others = weir_members:connected(),
+    Others = weir_roster:connected(),
     case ask([node()], rotation(switch, Id, Force)) of
         [] ->
             case ask(Others, rotation(switch, Id, Force)) of

@@ -35,7 +35,7 @@ start_link(SecretId) ->
 -spec init(fun(() -> weir_secret:id())) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
 init(SecretId) ->
     ok = weir_specs:make_table(),
-    ok = weir_members:make_table(SecretId),
+    ok = weir_roster:make_table(SecretId),
     ok = weir_traffic:make_table(),
     Workers = [#{id => Module, start => {Module, start_link, []}}
                || Module <- [weir_clock, weir_members, weir_connector, weir_registry, weir_replica, weir_owner, weir_watch,

@@ -210,6 +210,6 @@ os_pid() -> os:getpid().
 counts() ->
     {ok, Machine} = weir_machine:attached(),
     #{atoms => erlang:system_info(atom_count), processes => erlang:system_info(process_count),
-      ets => ets:info(weir_members, size), tables => length(ets:all()), ports => length(erlang:ports()),
+      ets => ets:info(weir_roster, size), tables => length(ets:all()), ports => length(erlang:ports()),
       state => maps:get(state, weir_machine:held(Machine)), registered => weir_machine:registered(Machine),
       origins => length(weir_machine:vector(Machine))}.

@@ -159,7 +159,7 @@ first_to_be_ready(_) ->
     Hello = call(A, ?MODULE, a_hello, ['other@elsewhere']),
     _ = call(A, erlang, send, [weir_members, {weir_members, 1, hello, Hello}]),
     wait_until(member, fun() -> is_map_key('other@elsewhere', members(A)) end),
-    ?assertMatch(#{joining := false}, call(A, weir_members, start, [])).
+    ?assertMatch(#{joining := false}, call(A, weir_roster, await_start, [])).
 
 same_number(_) ->
     [A] = start_all(1),
@@ -203,7 +203,7 @@ later_incarnation(_) ->
          _ = call(A, net_kernel, connect_node, [node_of(B)]),
          see_each_other(Peers),
          %% (What is admitted at the moment when one machine follows the other, neither tells.)
-         wait_until(later, fun() -> #{incarnation := Later} = status(A), Later > Run andalso call(A, weir_members, machine, []) =:= Later end),
+         wait_until(later, fun() -> #{incarnation := Later} = status(A), Later > Run andalso call(A, weir_roster, machine_run, []) =:= Later end),
          ok = put_everywhere(Peers, login, ?SLOW),
          _ = limited(Peers, login, {key, Run}, ?C),
          denied_by_all(Peers, login, {key, Run})
@@ -313,7 +313,8 @@ large_hits_ask(_) ->
      || Key <- [<<"one">>, <<"two">>, <<"three">>, #{by => <<"its external format">>}]],
     ?assertMatch(#{allowed := false}, call(A, weir, decide, [bulk, <<"one">>, Hits])),
     #{allowed := true, remaining := Remaining} = call(B, weir, decide, [bulk, <<"four">>, Hits]),
-    ?assertEqual(?C - Hits, Remaining),
+    %% (The machine's time may be ahead by less than a millisecond, and the birth with it: then one less remains for so long.)
+    ?assert(lists:member(?C - Hits - Remaining, [0, 1]), Remaining),
     %% Without the process that asks, each decides alone.
     [ok = call(P, supervisor, terminate_child, [weir_sup, weir_replica]) || P <- Peers],
     ?assertMatch({allow, _}, call(A, weir, check, [bulk, <<"five">>, Hits])).
@@ -574,7 +575,7 @@ flood_of_frames(_) ->
     settled_total(Peers, login, ?KEY).
 
 flood(From, Count) ->
-    Frame = {weir_frame, 2, weir_members:node_id(From), weir_members:token(From), data, <<0, 1, 2, 3>>},
+    Frame = {weir_frame, 2, weir_members:node_id(From), weir_roster:token(From), data, <<0, 1, 2, 3>>},
     lists:foreach(fun(_) -> whereis(weir_replica) ! Frame end, lists:seq(1, Count)),
     true.
 
@@ -855,7 +856,7 @@ pid_of(Name) ->
     whereis(Name).
 
 a_hello(Node) ->
-    #{node => Node, id => weir_members:node_id(Node), incarnation => 1, secret => ets:lookup_element(weir_members, secret, 2), yours => 0,
+    #{node => Node, id => weir_members:node_id(Node), incarnation => 1, secret => ets:lookup_element(weir_roster, secret, 2), yours => 0,
       members => [], left => []}.
 
 metric(Peer, Name, Labels) ->

@@ -51,9 +51,9 @@ hellos_are_lost(Config) ->
 run_is_not_told(Config) ->
     [A, B] = Peers = proplists:get_value(peers, Config),
     #{incarnation := Run} = call(A, weir_members, status, []),
-    true = call(A, ets, insert, [weir_members, {incarnation, Run + 1}]),
+    true = call(A, ets, insert, [weir_roster, {incarnation, Run + 1}]),
     true = call(A, erlang, exit, [call(A, erlang, whereis, [weir_members]), kill]),
-    wait_until(renewed, fun() -> call(A, weir_members, machine, []) =:= Run + 1 end),
+    wait_until(renewed, fun() -> call(A, weir_roster, machine_run, []) =:= Run + 1 end),
     see_each_other(Peers),
     wait_until(told, fun() ->
                              #{members := Members} = call(B, weir_members, status, []),
@@ -65,7 +65,7 @@ replica_is_not_told(Config) ->
     [A, B] = proplists:get_value(peers, Config),
     kill(B),
     wait_until(away, fun() -> members(A) =:= #{node_of(B) => away} end),
-    true = call(A, ets, delete, [weir_members, {member, node_of(B)}]),
+    true = call(A, ets, delete, [weir_roster, {member, node_of(B)}]),
     ?assertMatch(#{registered := 2}, call(A, weir_report, machine, [])),
     true = call(A, erlang, exit, [call(A, erlang, whereis, [weir_members]), kill]),
     wait_until(told, fun() -> maps:get(registered, call(A, weir_report, machine, [])) =:= 1 end).
@@ -103,11 +103,11 @@ put_everywhere(Peer, Peers) ->
 
 %% As another run of that node would have said it. (With what this run puts into its frames: they are taken by what it had said.)
 heard_of_run(Peer, Of, Run) ->
-    call(Peer, ?MODULE, says_hello, [node_of(Of), Run, call(Of, weir_members, token, [node_of(Peer)])]).
+    call(Peer, ?MODULE, says_hello, [node_of(Of), Run, call(Of, weir_roster, token, [node_of(Peer)])]).
 
 %% All know one token of each key, and no more when nothing is on its way. (The run is a later one than was heard of.)
 told_once([A | _] = Peers, Run) ->
-    wait_until(renewed, fun() -> call(A, weir_members, machine, []) > Run end),
+    wait_until(renewed, fun() -> call(A, weir_roster, machine_run, []) > Run end),
     [wait_until({told, node_of(P)}, fun() -> left_on(P) =:= [?C - 1] end) || P <- Peers],
     see_each_other(Peers),
     wait_until(quiet, fun() -> lists:all(fun(P) -> call(P, ?MODULE, quiet, []) end, Peers) end),
@@ -137,7 +137,7 @@ end_weir() ->
     exit(whereis(weir_sup), kill).
 
 says_hello(Node, Run, Token) ->
-    Hello = #{node => Node, id => weir_members:node_id(Node), incarnation => Run, secret => ets:lookup_element(weir_members, secret, 2),
+    Hello = #{node => Node, id => weir_members:node_id(Node), incarnation => Run, secret => ets:lookup_element(weir_roster, secret, 2),
               yours => 0, members => [], left => [], versions => weir_hello:versions(), features => [], token => Token},
     weir_members ! {weir_members, weir_hello:envelope(), hello, Hello},
     ok.

@@ -544,7 +544,7 @@ agree(Peers) ->
     wait_until({agree, Nodes}, fun() -> lists:all(fun(P) -> call(P, ?MODULE, shares, []) =:= {serving, Nodes} end, Peers) end).
 
 shares() ->
-    try {ets:lookup(weir_members, owners), sys:get_state(weir_owner)} of
+    try {ets:lookup(weir_roster, owners), sys:get_state(weir_owner)} of
         {[{owners, _, Names}], State} -> {weir_owner_core:phase(element(2, State)), lists:sort(tuple_to_list(Names))}
     catch _:_ -> starting
     end.

@@ -168,7 +168,7 @@ with_secret(Secret) ->
     _ = application:load(weir),
     ok = application:set_env(weir, secret, Secret),
     try application:start(weir) of
-        ok -> {ok, ets:lookup_element(weir_members, secret, 2)};
+        ok -> {ok, ets:lookup_element(weir_roster, secret, 2)};
         {error, {Why, _}} -> {error, Why}
     after weir_test:stop()
     end.
@@ -360,11 +360,11 @@ frames_of_others(_) ->
     Id = call(A, weir_members, node_id, [node_of(B)]),
     [_ = call(C, erlang, send, [{weir_replica, node_of(A)}, Frame])
      || Frame <- [{weir_frame, 1, Id, data, <<9>>}, {weir_frame, 2, Id, <<0:64>>, data, <<9>>},
-                  {weir_frame, 2, Id, call(A, weir_members, token, [node_of(C)]), data, <<9>>}]],
+                  {weir_frame, 2, Id, call(A, weir_roster, token, [node_of(C)]), data, <<9>>}]],
     wait_until(refused, fun() -> Refused(node_of(B)) =:= Before + 3 end),
     ?assertEqual(0, Malformed()),
     _ = call(B, erlang, send, [{weir_replica, node_of(A)},
-                               {weir_frame, 2, Id, call(A, weir_members, token, [node_of(B)]), data, <<9>>}]),
+                               {weir_frame, 2, Id, call(A, weir_roster, token, [node_of(B)]), data, <<9>>}]),
     wait_until(taken, fun() -> Malformed() =:= 1 end),
     see_each_other([A, B, C]).
 
@@ -373,7 +373,7 @@ frames_of_runs_to_come(_) ->
     [A, B] = Peers = start_all(2),
     ok = put_everywhere(Peers, login, #{rate => {300, {300, day}}}),
     Id = call(A, weir_members, node_id, [node_of(B)]),
-    Token = call(A, weir_members, token, [node_of(B)]),
+    Token = call(A, weir_roster, token, [node_of(B)]),
     %% A frame of run 2^63 without items.
     _ = call(B, erlang, send, [{weir_replica, node_of(A)},
                                {weir_frame, 2, Id, Token, data, <<1, (binary:copy(<<16#80>>, 9))/binary, 1>>}]),
@@ -485,7 +485,7 @@ frame(Player, Peer, Frame) ->
 %% What Peer says to Other as it is, but that it names nobody.
 hello_of(Peer, Other) ->
     (call(Peer, weir_cluster_SUITE, a_hello, [node_of(Peer)]))#{
-        incarnation => maps:get(incarnation, status(Peer)), versions => {1, 2}, token => call(Peer, weir_members, token, [node_of(Other)])}.
+        incarnation => maps:get(incarnation, status(Peer)), versions => {1, 2}, token => call(Peer, weir_roster, token, [node_of(Other)])}.
 
 tell(Hello) ->
     weir_members ! {weir_members, 1, hello, Hello},
@@ -497,4 +497,4 @@ tell_both(One, Other) ->
     true.
 
 count_rows(Pattern) ->
-    length(ets:match_object(weir_members, Pattern)).
+    length(ets:match_object(weir_roster, Pattern)).

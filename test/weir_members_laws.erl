@@ -120,7 +120,7 @@ rivals(#world{used = Used}, A, B) ->
 met(#{standing := met, away_since := none, incarnation := Known, terms := #{}}, Run) -> Known =:= Run;
 met(_, _) -> false.
 
-registered(Rows) -> [Node || {{member, Node}, Member} <- maps:to_list(Rows), weir_roster:is_registered(Member)].
+registered(Rows) -> [Node || {{member, Node}, Member} <- maps:to_list(Rows), weir_roster_core:is_registered(Member)].
 
 forgotten(#world{nodes = Nodes} = World) ->
     Live = [Name || {Name, Node} <- maps:to_list(Nodes), lives(Node)],
@@ -185,7 +185,7 @@ next(Name, #world{nodes = Nodes, secret = Secret}) ->
 rotates(Name, #world{nodes = Nodes, secret = Secret} = World) ->
     case Nodes of
         #{Name := #node{rows = Rows, gen = Gen}} when Gen =/= none ->
-            Members = [Member || {{member, _}, Member} <- maps:to_list(Rows), weir_roster:is_registered(Member)],
+            Members = [Member || {{member, _}, Member} <- maps:to_list(Rows), weir_roster_core:is_registered(Member)],
             Switch = {rotation, 1, switch, id(Secret + 1)},
             case [away || #{away_since := Since} <- Members, Since =/= none] of
                 [] -> lists:foldl(fun(#{node := Node}, W) -> send(Name, Gen, Node, {step, {call, {rotates, Name}, Switch}}, W) end,
@@ -494,8 +494,8 @@ judge({member, Other}, #{incarnation := Run, standing := Standing, id := Id} = M
     [run || Run < max(Left, map_get(incarnation, Before)), Standing =:= met]
         ++ [left || is_map_key({left, Other}, Rows), not Itself]
         ++ [named || Standing =:= confirmed, map_get(standing, Before) =/= confirmed, not named(Other, Node)]
-        ++ [number || weir_roster:is_registered(Member), {{member, Third}, #{id := Its} = Known} <- maps:to_list(Rows), Its =:= Id, Third =/= Other,
-                      weir_roster:is_registered(Known)];
+        ++ [number || weir_roster_core:is_registered(Member), {{member, Third}, #{id := Its} = Known} <- maps:to_list(Rows), Its =:= Id, Third =/= Other,
+                      weir_roster_core:is_registered(Known)];
 judge(incarnation, Run, #node{rows = Rows, yours = Yours}) -> [run || Run =< max(Yours, maps:get(incarnation, Rows, 0))];
 judge(_, _, _) -> [].
 
@@ -504,7 +504,7 @@ switched(_, _) -> false.
 
 named(Other, #node{rows = Rows, named = Named}) ->
     Ready = [Node || {{member, Node}, #{away_since := none, incarnation := Run} = Member} <- maps:to_list(Rows), Run =/= 0,
-                     weir_roster:is_registered(Member)],
+                     weir_roster_core:is_registered(Member)],
     Naming = [Node || Node <- Ready, lists:member(Other, maps:get(Node, Named, []))],
     Ready =/= [] andalso 2 * length(Naming) >= length(Ready).
 

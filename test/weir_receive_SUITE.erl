@@ -109,7 +109,7 @@ forged_frames_harm_no_others(_) ->
     wait_until(limiter, fun() -> lists:all(fun(P) -> call(P, weir_specs, is_known, [<<"login">>]) end, Peers) end),
     #{refused_frames := Refused} = traffic(B, A),
     Id = call(B, weir_members, node_id, [node_of(A)]),
-    Forged = {weir_frame, 2, Id, call(B, weir_members, token, [node_of(C)]), data, <<9>>},
+    Forged = {weir_frame, 2, Id, call(B, weir_roster, token, [node_of(C)]), data, <<9>>},
     Malformed = frame(B, C, <<9>>),
     [begin
          1 = checks(A, login, Key, 1),
@@ -121,7 +121,7 @@ forged_frames_harm_no_others(_) ->
 
 %% As To takes it from From.
 frame(To, From, Bytes) ->
-    {weir_frame, 2, call(To, weir_members, node_id, [node_of(From)]), call(To, weir_members, token, [node_of(From)]), data, Bytes}.
+    {weir_frame, 2, call(To, weir_members, node_id, [node_of(From)]), call(To, weir_roster, token, [node_of(From)]), data, Bytes}.
 
 traffic(At, From) -> maps:get(node_of(From), call(At, weir_members, traffic, [])).
 
