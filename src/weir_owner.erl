@@ -187,7 +187,7 @@ look(State) ->
     step({look, weir_roster:connected()}, State).
 
 looked(#state{core = Core} = State) ->
-    case weir_owner_core:held_up(now_ms(), Core) of
+    case weir_owner_core:held_up(now_ms(), Core) andalso weir_roster:left() =/= stop of
         true -> look(State);
         false -> State
     end.
@@ -267,7 +267,7 @@ say(Node, What) ->
 
 seen(#state{patience = Patience}) ->
     Connected = weir_roster:connected(),
-    #{node => node(), connected => Connected, unheard => unheard(Connected, Patience), left => weir_roster:has_left()}.
+    #{node => node(), connected => Connected, unheard => unheard(Connected, Patience), left => weir_roster:left()}.
 
 %% Of whom nothing came for so long, by the frames that weir_replica gets.
 unheard(Nodes, Patience) ->

@@ -35,8 +35,9 @@
 -type giving() :: {joined | left, node()} | {leave | bye, gen_server:from()}.
 %% Whom a decision is for.
 -type whose() :: {own, [asked()]} | {theirs, node(), Batch :: integer()}.
-%% `connected' are members; `unheard' are those of them of whom nothing came for `peer_timeout'; `left': this node has left.
--type seen() :: #{node := node(), connected := [node()], unheard := [node()], left := boolean()}.
+%% `connected' are members; `unheard' are those of them of whom nothing came for `peer_timeout'; `left': this node has left,
+%% for good or to be stopped.
+-type seen() :: #{node := node(), connected := [node()], unheard := [node()], left := no | bye | stop}.
 -type message() :: {look, [node()]} | {member, node(), term()} | {call, gen_server:from(), node(), term()} | {leave, gen_server:from(), Connected :: [node()]}
                  | {decide, [asked()], QueueLength :: non_neg_integer()} | {decided, whose(), [term()], [{pos_integer(), binary()}]}
                  | {sent, Batch :: pos_integer(), since() | failed} | again | {down, node()} | {gave, giving(), Reason :: term()}
@@ -445,11 +446,15 @@ place(Self, [_ | Names], Place) -> place(Self, Names, Place + 1).
 tick(#{node := Name}, #state{node = Node} = State) when Name =/= Node ->
     %% A node may get its name after weir was started.
     do(look, State#state{node = Name});
-tick(#{connected := Connected, unheard := Unheard, left := HasLeft}, #state{others = Others, now = Now, patience = Patience} = State) ->
+%% The others own the keys now, and callers wait for them until they are told that weir has stopped. (Nobody is a member any more:
+%% alone this node would decide beside them.)
+tick(#{left := stop}, State) ->
+    given_up(State);
+tick(#{connected := Connected, unheard := Unheard, left := Left}, #state{others = Others, now = Now, patience = Patience} = State) ->
     Silent = [Node || {Node, #other{since = Since}} <- maps:to_list(Others), Now - Since > Patience, lists:member(Node, Unheard)],
     Gone = [Node || Node <- maps:keys(Others), not lists:member(Node, Connected) orelse lists:member(Node, Silent)],
-    Left = alone(HasLeft, lists:foldl(fun remove/2, State, Gone)),
-    Waited = lists:foldl(fun welcomed/2, Left, awaited_for(Patience, Left)),
+    There = alone(Left, lists:foldl(fun remove/2, State, Gone)),
+    Waited = lists:foldl(fun welcomed/2, There, awaited_for(Patience, There)),
     %% It may not have heard.
     Said = lists:foldl(fun(Node, Known) -> say(Node, hello, Known) end, Waited, awaited_for(?HELLO_MS, Waited)),
     Parted = [Node || Node <- Said#state.parted, lists:member(Node, Connected)],
@@ -459,7 +464,7 @@ awaited_for(Ms, #state{awaited = Awaited, now = Now}) ->
     [Node || {Node, At} <- maps:to_list(Awaited), Now - At > Ms].
 
 %% Who left the cluster decides alone.
-alone(true, #state{phase = leaving} = State) -> shared(State#state{phase = serving});
+alone(bye, #state{phase = leaving} = State) -> shared(State#state{phase = serving});
 alone(_, State) -> State.
 
 %% Questions whose callers have all gone: the node doesn't answer.

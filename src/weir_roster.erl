@@ -7,7 +7,7 @@
 %%
 %% ```
 %% {{member, Node}, Member}  {{left, Node}, Incarnation, WhenMs}  {{refused, Node}, Reason}          weir_roster_core
-%% {phase, starting | ready | left}  {node, Node}  {incarnation, Run}  {joining, Boolean}
+%% {phase, starting | ready | left}  {farewell, bye | stop}  {node, Node}  {incarnation, Run}  {joining, Boolean}
 %% {secret, Id}  {before, Id | none}  {tokens, Secret}                                               weir_members
 %% {machine, Run}  {readiness, {starting | ready, MonotonicMs}}                                      weir_replica, weir_ready
 %% {owners, Numbers, Names}  {owned, Asked, Answered, Here}                                          weir_owner
@@ -17,7 +17,7 @@
 %% Members.
 -export([members/0, others/0, connected/0, away/0, looked_for/0, refused/0, is_member/1, terms/1, token/1, node_id/1]).
 %% This node.
--export([phase/0, has_left/0, incarnation/0, await_start/0, take_limiters/0]).
+-export([phase/0, left/0, incarnation/0, await_start/0, take_limiters/0]).
 -export([machine_run/0, set_machine_run/1, ready_since/0, set_ready/0]).
 %% Owners of keys.
 -export([owners/0, set_owners/2, owned/0, count_owned/2]).
@@ -87,9 +87,13 @@ node_id(Node) ->
 phase() ->
     own(phase, starting).
 
--spec has_left() -> boolean().
-has_left() ->
-    phase() =:= left.
+%% @doc Whether this node has left the cluster: for good, or as weir is being stopped here.
+-spec left() -> no | bye | stop.
+left() ->
+    case phase() of
+        left -> own(farewell, bye);
+        _ -> no
+    end.
 
 %% @doc 0 before the start is over.
 -spec incarnation() -> non_neg_integer().

@@ -479,11 +479,14 @@ rest_here(Limiter, Key) ->
         Some -> Some + rest_here(Limiter, Key)
     end.
 
-exactly(Capacity, _Loaded, Admitted, Peers) ->
+%% A call that is under way while weir stops on its node may have been counted and not answered, or answered by `on_error' and not
+%% counted: one for each caller there, each time.
+exactly(Capacity, Loaded, Admitted, Peers) ->
     Rest = rest(Peers, login, ?KEY),
-    ct:pal("~b admitted under load, ~b after it", [Admitted, Rest]),
+    Unsure = lists:sum([call(P, ?MODULE, load_unsure, []) || P <- Loaded]),
+    ct:pal("~b admitted under load, ~b after it; ~b calls while weir stopped", [Admitted, Rest, Unsure]),
     ?assert(Admitted > 0),
-    ?assertEqual(Capacity, Admitted + Rest),
+    ?assertMatch({Sum, _, _} when abs(Capacity - Sum) =< Unsure, {Admitted + Rest, Capacity, Unsure}),
     ?assertEqual(0, rest(Peers, login, ?KEY)).
 
 %% ---- load: callers that ask, with a millisecond's rest, until they are told to stop
@@ -505,13 +508,18 @@ asked_so_far(Peer) ->
     call(Peer, ?MODULE, load_asked, []).
 
 start_load() ->
-    Counters = counters:new(2, []),
-    Pids = [spawn(fun() -> ask_on(Counters) end) || _ <- lists:seq(1, ?CALLERS)],
+    Counters = counters:new(3, []),
+    Pids = [spawn(fun() -> ask_on(Counters, true) end) || _ <- lists:seq(1, ?CALLERS)],
     persistent_term:put(load, {Counters, Pids}).
 
 load_asked() ->
     {Counters, _} = persistent_term:get(load),
     counters:get(Counters, 2).
+
+%% Times that a caller was answered, and then was not.
+load_unsure() ->
+    {Counters, _} = persistent_term:get(load),
+    counters:get(Counters, 3).
 
 stop_load() ->
     {Counters, Pids} = persistent_term:get(load),
@@ -519,17 +527,17 @@ stop_load() ->
     _ = [receive {'DOWN', Monitor, _, _, normal} -> ok end || {Monitor, _} <- Monitors],
     counters:get(Counters, 1).
 
-ask_on(Counters) ->
+ask_on(Counters, Before) ->
     %% (Not while weir is stopped there.)
-    Allowed = try weir:check(login, ?KEY) of
-                  {allow, _} -> 1;
-                  {deny, _} -> 0
-              catch error:badarg -> 0
-              end,
-    counters:add(Counters, 1, Allowed),
+    Answer = try weir:check(login, ?KEY)
+             catch error:badarg -> stopped
+             end,
+    Answered = Answer =/= stopped,
+    _ = is_tuple(Answer) andalso element(1, Answer) =:= allow andalso counters:add(Counters, 1, 1),
+    _ = Before andalso not Answered andalso counters:add(Counters, 3, 1),
     counters:add(Counters, 2, 1),
     receive stop -> ok
-    after 1 -> ask_on(Counters)
+    after 1 -> ask_on(Counters, Answered)
     end.
 
 %% ---- nodes

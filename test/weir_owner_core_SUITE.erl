@@ -11,7 +11,7 @@
 
 all() ->
     [waiting_has_a_limit, late_questions_are_not_decided, a_full_mailbox_is_refused, what_leaves_says_bye_last, what_owners_said_goes_with_them,
-     serves_when_all_said_welcome, decides_nothing_once_it_leaves, gives_to_who_comes_while_it_leaves, gives_to_who_says_hello,
+     serves_when_all_said_welcome, decides_nothing_once_it_leaves, decides_nothing_until_it_has_stopped, gives_to_who_comes_while_it_leaves, gives_to_who_says_hello,
      greets_whom_it_meets, levels_have_a_form, levels_are_taken, answers_have_a_form].
 
 %% A node that joins has nobody to ask: what its callers want waits, but not more than fits.
@@ -72,6 +72,17 @@ decides_nothing_once_it_leaves(_) ->
     ?assertEqual(0, decides_from(Leaving)),
     ?assertEqual([b@x, c@x], lists:sort(weir_owner_core:sharing(Leaving))).
 
+%% Nobody is a member then, but callers are still there. One that left for good goes on alone.
+decides_nothing_until_it_has_stopped(_) ->
+    {Leaving, _} = handle({leave, from, [b@x, c@x]}, 200, serving()),
+    Seen = #{node => a@x, connected => [], unheard => [], left => stop},
+    {Stopping, []} = handle({tick, Seen}, 300, Leaving),
+    ?assertEqual(0, decides_from(Stopping)),
+    ?assertEqual([b@x, c@x], lists:sort(weir_owner_core:sharing(Stopping))),
+    {Alone, _} = handle({tick, Seen#{left := bye}}, 300, Leaving),
+    ?assertEqual([a@x], weir_owner_core:sharing(Alone)),
+    ?assertEqual(place_of(a@x, Alone), decides_from(Alone)).
+
 gives_to_who_comes_while_it_leaves(_) ->
     Id = weir_members:node_id(d@x),
     {_, Before} = handle({leave, from, [b@x, c@x, d@x]}, 200, serving()),
@@ -89,7 +100,7 @@ gives_to_who_says_hello(_) ->
 
 %% Those that were cut off. One of which nothing is heard is not greeted: it wouldn't hear it.
 greets_whom_it_meets(_) ->
-    Seen = #{node => a@x, connected => [b@x, c@x, d@x, e@x], unheard => [e@x], left => false},
+    Seen = #{node => a@x, connected => [b@x, c@x, d@x, e@x], unheard => [e@x], left => no},
     {_, Effects} = handle({tick, Seen}, 200, serving()),
     ?assertEqual([d@x], [Node || {say, Node, hello} <- Effects]).
 

@@ -301,7 +301,7 @@ seen(Name, #world{nodes = Nodes, now = Now} = World) ->
                             #node{paused = Since} when is_integer(Since) -> Now - Since > ?PATIENCE;
                             #node{} -> Now - Resumed < 100 andalso Now - Paused > ?PATIENCE
                         end],
-    #{node => Name, connected => Connected, unheard => Unheard, left => Left}.
+    #{node => Name, connected => Connected, unheard => Unheard, left => case Left of true -> bye; false -> no end}.
 
 step(Message, Name, #world{nodes = Nodes, now = At} = World) ->
     case Nodes of
