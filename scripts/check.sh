@@ -138,7 +138,7 @@ check_nif_asan() {
   names=$(find test -maxdepth 1 -name '*_SUITE.erl' ! -name weir_embed_SUITE.erl ! -name weir_release_SUITE.erl ! -name weir_lab_SUITE.erl \
             ! -name weir_discovery_SUITE.erl ! -name weir_nemesis_SUITE.erl ! -name weir_tls_SUITE.erl \
             -exec basename {} .erl \; | sort | tr '\n' ' ')
-  suites "$lib" "$names" env ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 LD_PRELOAD="$(gcc -print-file-name=libasan.so)" erl
+  suites "$lib" "$names" env ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:quarantine_size_mb=4 LD_PRELOAD="$(gcc -print-file-name=libasan.so)" erl
 }
 
 # Whether the tests notice small faults. Numbers of cases would only make it longer.

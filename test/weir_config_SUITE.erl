@@ -222,7 +222,7 @@ moved(Ms) ->
 
 %% What starts beside others is later than they are, whatever its clock says. What starts apart has nothing but its clock.
 clock_an_hour_behind(_) ->
-    Behind = #{os_env => [{"LD_PRELOAD", weir_nemesis_SUITE:libfaketime()}, {"FAKETIME", "-1h"}, {"FAKETIME_DONT_FAKE_MONOTONIC", "1"},
+    Behind = #{os_env => [weir_fake_clock:preload(), {"FAKETIME", "-1h"}, {"FAKETIME_DONT_FAKE_MONOTONIC", "1"},
                           {"DONT_FAKE_MONOTONIC", "1"}]},
     [A, B] = nodes_with(2, 50),
     C = keep(weir_cluster:add([A, B], maps:merge(env(5), Behind))),

@@ -395,7 +395,7 @@ clocks_are_shown(_) ->
     ?assertMatch(#{live := 2, registered := 2, away := [], peers := [{Node, #{}}]}, call(A, weir_report, cluster, [])).
 
 quarantine_is_shown(_) ->
-    {[A, B, C] = Peers, Clock} = weir_nemesis_SUITE:one_with_a_clock(10050),
+    {[A, B, C] = Peers, Clock} = weir_fake_clock:one_of_three(10050),
     ok = put_everywhere(Peers, login, #{rate => {300, {300, day}}}),
     Shown = fun() -> [maps:get(quarantined, maps:get(node_of(C), maps:get(members, status(P)))) || P <- [A, B]] end,
     Gauge = fun() -> weir_cluster_SUITE:metric(A, weir_peer_quarantined, [atom_to_binary(node_of(C))]) end,
@@ -409,7 +409,7 @@ quarantine_is_shown(_) ->
     ok = call(A, weir, delete_limiter, [short]),
     wait_until(deleted, fun() -> [L || {L, _} <- maps:get(horizons, call(A, weir_report, cluster, []))] =:= [<<"login">>] end),
     ?assertEqual(1, Gauge()),
-    weir_nemesis_SUITE:step_clock(C, Clock, 5000),
+    weir_fake_clock:step(C, Clock, 5000),
     wait_until(over, fun() -> Shown() =:= [false, false] end),
     ?assertEqual(0, Gauge()).
 

@@ -57,14 +57,14 @@ end_per_testcase(Case, Config) ->
 %% 50 ms back and forth, while a bucket fills from which a token comes back each 100 ms. What the others see of such a step is
 %% slewed; all of it at once would be a token a bucket.
 clock_steps(_) ->
-    {[A, B, C] = Peers, Clock} = one_with_a_clock(),
+    {[A, B, C] = Peers, Clock} = weir_fake_clock:one_of_three(0),
     ok = put_everywhere(Peers, login, #{rate => {10, second}, burst => ?C}),
     Before = counts([A, B]),
     [begin
          Key = {step, I},
          Start = erlang:monotonic_time(microsecond),
          First = rounds(Peers, login, Key, 10),
-         step_clock(C, Clock, Ms),
+         weir_fake_clock:step(C, Clock, Ms),
          Rest = rounds_until_denied(Peers, login, Key),
          Passed = erlang:monotonic_time(microsecond) - Start,
          %% 10 a second, and 1 % more by a clock that is slewed.
@@ -78,15 +78,15 @@ clock_steps(_) ->
 %% An hour, followed at 1 %: after some seconds a node is some ten milliseconds ahead of the others, after an hour back again as
 %% much nearer. Nothing is refused for it.
 clock_an_hour_forth_and_back(_) ->
-    {[A, B, C] = Peers, Clock} = one_with_a_clock(),
+    {[A, B, C] = Peers, Clock} = weir_fake_clock:one_of_three(0),
     ok = put_everywhere(Peers, login, #{rate => {10, second}, burst => ?C}),
     Before = counts([A, B]),
     Start = erlang:monotonic_time(microsecond),
     First = rounds(Peers, login, ?KEY, 10),
-    step_clock(C, Clock, 3600000),
+    weir_fake_clock:step(C, Clock, 3600000),
     ?assertMatch(#{offset_ns := Behind} when Behind < -3500000000000, call(C, weir_clock, info, [])),
     Second = rounds(Peers, login, ?KEY, 5),
-    step_clock(C, Clock, 0),
+    weir_fake_clock:step(C, Clock, 0),
     Rest = rounds_until_denied(Peers, login, ?KEY),
     Passed = erlang:monotonic_time(microsecond) - Start,
     within(hour, ?C, ?C + ceil(Passed * 1.01 / 100000) + 1 + 3 * ?AT_ONCE, First + Second + Rest),
@@ -99,7 +99,7 @@ clock_an_hour_forth_and_back(_) ->
 %% as refused. So it is a side of its own: twice the bucket. (Births an hour ago are no trouble: it counts those of the others.)
 %% Started with the right clock it takes part again; its earlier run is forgotten.
 started_an_hour_ahead(_) ->
-    {[A, B, C] = Peers, Clock} = one_with_a_clock(3600000),
+    {[A, B, C] = Peers, Clock} = weir_fake_clock:one_of_three(3600000),
     ok = put_everywhere(Peers, login, ?SLOW),
     Before = counts([A, B]),
     Ahead = admitted_ahead(C, [A, B]),
@@ -107,7 +107,7 @@ started_an_hour_ahead(_) ->
     More = lists:sum(everywhere(Peers, login, ?KEY, ?C)),
     within(ahead, ?C, 2 * ?C + 3 * ?AT_ONCE, Ahead + Right + More),
     [wait_until(offset, fun() -> clock_offset(P, C) > 3590000000000 end) || P <- [A, B]],
-    set_clock(Clock, 0),
+    weir_fake_clock:set(Clock, 0),
     terminate(C),
     New = keep(restart(C, [A, B])),
     All = [A, B, New],
@@ -125,11 +125,11 @@ started_an_hour_ahead(_) ->
 %% Ten seconds ahead is the bound. A node just past it is in quarantine, and when its clock is back within the bound what was
 %% refused is repaired: nothing is missing.
 quarantine_ends(_) ->
-    {[A, B, C] = Peers, Clock} = one_with_a_clock(10050),
+    {[A, B, C] = Peers, Clock} = weir_fake_clock:one_of_three(10050),
     ok = put_everywhere(Peers, login, ?SLOW),
     Before = counts([A, B]),
     Ahead = admitted_ahead(C, [A, B]),
-    step_clock(C, Clock, 5000),
+    weir_fake_clock:step(C, Clock, 5000),
     Rest = rounds_until_denied([A, B], login, ?KEY),
     within(quarantine, ?C, 2 * ?C + 3 * ?AT_ONCE, Ahead + Rest),
     agree(Peers, login, ?KEY),
@@ -473,42 +473,6 @@ refuse(Peer, Others, Cookie) ->
          true = call(Peer, erlang, set_cookie, [node_of(P), Cookie]),
          call(Peer, erlang, disconnect_node, [node_of(P)])
      end || P <- Others].
-
-%% ---- a node with a clock of its own
-
-%% Three nodes, the last of which has a system's clock that a test can set. (Its monotonic clock is this machine's.)
-one_with_a_clock() ->
-    one_with_a_clock(0).
-
-one_with_a_clock(Ms) ->
-    File = filename:join(filename:dirname(code:which(?MODULE)), "clock-" ++ os:getpid()),
-    set_clock(File, Ms),
-    OsEnv = [{"LD_PRELOAD", libfaketime()}, {"FAKETIME_TIMESTAMP_FILE", File}, {"FAKETIME_NO_CACHE", "1"},
-             {"FAKETIME_DONT_FAKE_MONOTONIC", "1"}, {"DONT_FAKE_MONOTONIC", "1"}],
-    [A, B] = start_all(2, #{}),
-    [C] = start_all(1, #{os_env => OsEnv}),
-    weir_cluster:join([A, B, C]),
-    Off = call(C, os, system_time, [millisecond]) - os:system_time(millisecond),
-    ?assertMatch({_, Error} when abs(Error) < 60000, {Off, Off - Ms}),
-    {[A, B, C], File}.
-
-%% Where it lies differs by architecture and system.
-libfaketime() ->
-    Found = [F || Pattern <- ["/usr/lib/*/faketime", "/usr/lib64/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime"],
-                  F <- filelib:wildcard(Pattern ++ "/libfaketimeMT.so.1")],
-    Found =/= [] orelse ct:fail("no libfaketime: scripts/bootstrap.sh test brings it"),
-    hd(Found).
-
-%% (Renamed, as it is read at any moment.)
-set_clock(File, Ms) ->
-    ok = file:write_file(File ++ ".new", io_lib:format("~s~.3f", [["+" || Ms >= 0], Ms / 1000])),
-    ok = file:rename(File ++ ".new", File).
-
-%% Waits until weir has noticed.
-step_clock(Peer, File, Ms) ->
-    #{steps := Before} = call(Peer, weir_clock, info, []),
-    set_clock(File, Ms),
-    wait_until({step, Ms}, fun() -> maps:get(steps, call(Peer, weir_clock, info, [])) > Before end).
 
 clock_offset(Peer, Other) ->
     #{peers := Peers} = call(Peer, weir, explain, [login, ?KEY]),
