@@ -104,7 +104,7 @@ set(Title, Ebin, Count) ->
          {ok, _} = on(Sender, application, ensure_all_started, [weir]),
          true = on(Sender, net_kernel, connect_node, [element(2, Receiver)])
      end || Sender <- Senders],
-    ok = until(members, fun() -> lists:all(fun({Node, With}) -> length(on(Node, weir_roster, connected, [])) >= With end,
+    ok = until(members, fun() -> lists:all(fun({Node, With}) -> map_size(maps:get(members, on(Node, weir_members, status, []))) >= With end,
                                            [{Receiver, Count} | [{Sender, 1} || Sender <- Senders]])
                         end),
     Limiter = on(Receiver, ?MODULE, limiter, [?LIMITER]),
@@ -134,11 +134,21 @@ until(What, Condition, Deadline) ->
 
 %% ---- on the receiver ----
 
+%% Of weir as it is, or of an older one that this one is measured beside.
+either({Module, Function}, {OldModule, OldFunction}, Arguments) ->
+    {module, _} = code:ensure_loaded(weir),
+    _ = code:ensure_loaded(Module),
+    case erlang:function_exported(Module, Function, length(Arguments)) of
+        true -> apply(Module, Function, Arguments);
+        false -> apply(OldModule, OldFunction, Arguments)
+    end.
+
 %% Whatever is admitted makes a record, as a node's share is one token.
 -spec limiter(weir:limiter()) -> {weir_machine:limiter_id(), weir_machine:terms()}.
 limiter(Name) ->
     ok = weir:put_limiter(Name, #{rate => {1, second}, burst => 2}),
-    {_, _} = weir_specs:replicated(weir_specs:entry(atom_to_binary(Name))).
+    Entry = either({weir_specs, entry}, {weir_registry, entry}, [atom_to_binary(Name)]),
+    {_, _} = either({weir_specs, replicated}, {weir_registry, replicated}, [Entry]).
 
 -spec applied() -> non_neg_integer().
 applied() ->
@@ -166,8 +176,8 @@ turn(What) ->
 -spec sender(node(), {weir_machine:limiter_id(), weir_machine:terms()}, weir_roster_core:id()) -> no_return().
 sender(Receiver, {Id, Terms}, Self) ->
     Other = weir_members:node_id(Receiver),
-    #{incarnation := Incarnation} = weir_roster:await_start(),
-    {_, #{protocol := 2, token := Token}} = weir_roster:terms(Receiver),
+    #{incarnation := Incarnation} = either({weir_roster, await_start}, {weir_members, start}, []),
+    {_, #{protocol := 2, token := Token}} = either({weir_roster, terms}, {weir_members, terms}, [Receiver]),
     Machine = weir_machine:new(#{self => Self, members => [Self, Other], start => weir_clock:now(), incarnation => Incarnation, coalesce_most => 0,
                                  log_bytes => 1 bsl 26}),
     [] = weir_machine:put_limiter(Machine, Id, Terms, weir_clock:now()),
