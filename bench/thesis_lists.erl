@@ -2,7 +2,7 @@
 %%
 %% The listings of section 4.2 as an Erlang programmer would write them: one pass, accumulators reversed at the end, elements
 %% that don't change are not made anew, and once nothing more can change what is left is taken as it is. Repaired as
-%% c_src/thesis/packed_queue.hpp says. Births and deaths are integers; all deaths and T have one unit, all births another or
+%% c_src/queue/packed_queue.hpp says. Births and deaths are integers; all deaths and T have one unit, all births another or
 %% the same. Lists are oldest first, as merging needs them, where it isn't said otherwise.
 -module(thesis_lists).
 

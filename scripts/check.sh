@@ -3,7 +3,7 @@
 #
 #   scripts/check.sh                what every change must pass (named in `all` below)
 #   scripts/check.sh long           the same at length, and what takes too long for every change
-#   scripts/check.sh NAME...        some of them: format tidy xref dialyzer tests asan tsan fuzz clock stall versions aarch64 musl nif_asan
+#   scripts/check.sh NAME...        some of them: format tidy xref rooms dialyzer tests asan tsan fuzz clock stall versions aarch64 musl nif_asan
 #                                   mutants soak
 #   scripts/check.sh fmt            formats the C++ in place
 #
@@ -19,7 +19,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 use_prepared
 cd "$root"
 jobs=${WEIR_JOBS:-$(nproc)}
-all=(format tidy xref dialyzer tests asan tsan fuzz)
+all=(format tidy xref rooms dialyzer tests asan tsan fuzz)
 
 cpp_files() {
   find include c_src test bench \( -name '*.hpp' -o -name '*.cpp' \) -type f | sort
@@ -54,6 +54,12 @@ check_tidy() {
 check_xref() {
   rebar3 xref
   rebar3 as server xref
+}
+
+# No circles among modules, or among folders of C++; and who calls the NIF.
+check_rooms() {
+  rebar3 as server compile
+  scripts/rooms.escript _build/server/lib/weir/ebin
 }
 
 check_dialyzer() {
@@ -101,8 +107,8 @@ check_aarch64() {
   rm -rf "$out"
   mkdir -p "$out/include" "$out/o"
   ln -s /usr/include/fmt /usr/include/catch2 /usr/include/nlohmann "$out/include/"
-  find c_src/core c_src/thesis c_src/lab test/cpp -name '*.cpp' ! -path c_src/lab/main.cpp | sort | xargs -P "$jobs" -I{} sh -c '
-    aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -DFMT_HEADER_ONLY -Iinclude -Ic_src -Ic_src/thesis -isystem "$1/include" \
+  find c_src/core c_src/queue c_src/lab test/cpp -name '*.cpp' ! -path c_src/lab/command/main.cpp | sort | xargs -P "$jobs" -I{} sh -c '
+    aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -DFMT_HEADER_ONLY -Iinclude -Ic_src -isystem "$1/include" \
       -c "$2" -o "$1/o/$(basename "$2" .cpp).o"' sh "$out" {}
   aarch64-linux-gnu-g++ -static "$out"/o/*.o -o "$out/weir_test"
   qemu-aarch64 "$out/weir_test"

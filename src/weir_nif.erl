@@ -1,11 +1,12 @@
 %% @private
-%% @doc The NIF's entries, and nothing else. Each of these calls its own part: {@link weir_table}, {@link weir_registry},
-%% {@link weir_sweeper}, {@link weir_clock}, {@link weir_secret}, {@link weir_machine}, {@link weir_owner},
-%% {@link weir_queue}, {@link weir_app}.
+%% @doc The NIF's entries, and nothing else. The modules of `callers' below call it, each its own part; others call these.
 %%
 %% Every entry names its worst case. Errors of the caller come back as atoms, which the callers turn into `badarg' with an
 %% explanation; `badarg' from here is a fault of weir's own.
 -module(weir_nif).
+
+%% scripts/rooms.escript holds it true.
+-callers([weir_app, weir_clock, weir_limiters, weir_machine, weir_owner, weir_queue, weir_secret, weir_sweeper, weir_table]).
 
 -export([check/3, check/4, decide/4, check_many/2, decide_many/2, batch_add/3, batch_check/2, batch_decide/2]).
 -export([peek/3, explain/3, reset/3, key_hash/2]).

@@ -10,7 +10,7 @@
 %%
 %% Queues are binaries of one form only: equal queues are equal binaries. They may be stored and sent to other nodes; bytes
 %% that are no queue are refused by every function. A birth costs 1 to 4 bytes, a queue 40 more, and each time that the
-%% bucket was idle 12 more; the layout is in c_src/thesis/packed_queue.hpp.
+%% bucket was idle 12 more; the layout is in c_src/queue/packed_queue.hpp.
 %%
 %% ```
 %% Second = 1000000000,

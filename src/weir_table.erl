@@ -1,12 +1,14 @@
 %% @private
 %% @doc The typed face of the key tables: what the NIF can't do alone, terms that it doesn't hash and atoms that it hasn't
 %% seen, is done here and asked again.
+%%
+%% What this node may not decide alone is answered with a question, {claim | owner, Number, KeyHash}: weir_decide asks it.
 -module(weir_table).
 
 -export([check/3, check_again/4, decide/3, decide_here/3, decide_late/3, check_many/1, decide_many/1]).
 -export([peek/2, explain/2, reset/2, key_hash/1, stats/0]).
 
--export_type([stats/0]).
+-export_type([wrong/0, wrong_list/0, stats/0]).
 
 -type wrong() :: weir_nif:wrong().
 -type wrong_list() :: {item, Index :: non_neg_integer(), weir_nif:wrong() | bad_item} | bad_list.
@@ -27,21 +29,13 @@
 check(Limiter, Key, Hits) ->
     weir_nif:check(Limiter, Key, Hits).
 
--spec check_again(weir_nif:ask() | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:answer() | wrong().
+-spec check_again(weir_nif:ask() | wrong(), weir_nif:limiter(), term(), pos_integer()) -> weir_nif:answer() | weir_nif:ask() | wrong().
 check_again(Wrong, Limiter, Key, Hits) ->
-    case again(Wrong, Limiter, Key, fun(Form, How) -> weir_nif:check(Limiter, Form, Hits, How) end) of
-        {claim, Number, KeyHash} -> answer(weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash}));
-        {owner, Number, KeyHash} -> answer(weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash}));
-        Answer -> Answer
-    end.
+    again(Wrong, Limiter, Key, fun(Form, How) -> weir_nif:check(Limiter, Form, Hits, How) end).
 
--spec decide(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
+-spec decide(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | weir_nif:ask() | wrong().
 decide(Limiter, Key, Hits) ->
-    case ask(Limiter, Key, fun(Form, How) -> weir_nif:decide(Limiter, Form, Hits, How) end) of
-        {claim, Number, KeyHash} -> weir_claim:decide(Limiter, Key, Hits, {Number, KeyHash});
-        {owner, Number, KeyHash} -> weir_exact:decide(Limiter, Key, Hits, {Number, KeyHash});
-        Answer -> Answer
-    end.
+    ask(Limiter, Key, fun(Form, How) -> weir_nif:decide(Limiter, Form, Hits, How) end).
 
 %% Without asking other nodes.
 -spec decide_here(weir_nif:limiter(), term(), pos_integer()) -> weir_nif:decision() | wrong().
@@ -61,38 +55,10 @@ decide_late(Limiter, Key, Hits) ->
 peek(Limiter, Key) ->
     ask(Limiter, Key, fun(Form, How) -> weir_nif:peek(Limiter, Form, How) end).
 
-%% While a rotation is under way a key goes by two hashes.
--spec reset(weir_nif:limiter(), term()) -> ok | {error, too_many_resets | unavailable | {not_reached, [node()]}} | wrong().
+%% Here; what is `replicated' the others are to hear of. While a rotation is under way a key goes by two hashes.
+-spec reset(weir_nif:limiter(), term()) -> ok | {replicated, weir_nif:limiter_number(), [weir_nif:key_hash()], NowNs :: pos_integer()} | wrong().
 reset(Limiter, Key) ->
-    Reset = fun() -> ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end) end,
-    case Reset() of
-        {replicated, Number, Hashes, Now} ->
-            Wait = wait_ms(Limiter),
-            case [Error || Hash <- Hashes, {error, _} = Error <- [weir_replica:reset(Number, Hash, Now, Wait)]] of
-                [Error | _] -> failed(Error, Reset());
-                [] -> forgotten(Hashes, Wait)
-            end;
-        Answer -> Answer
-    end.
-
-%% (The limiter may have been deleted meanwhile.)
-failed(Error, {replicated, _, _, _}) -> Error;
-failed(_Error, Answer) -> Answer.
-
-%% Only after the reset itself: what an owner says from here on, it says of the key as it is since then.
-forgotten(Hashes, Wait) ->
-    case Wait > 0 andalso weir_exact:forget(Hashes, Wait) of
-        [_ | _] = Missed -> {error, {not_reached, Missed}};
-        _ -> ok
-    end.
-
-%% One of scope exact is decided elsewhere: its owner must have heard of it.
-wait_ms(Limiter) ->
-    {ok, Name} = weir_limiter:name(Limiter),
-    case weir_specs:spec(Name) of
-        {ok, #{scope := exact, timeout := Timeout}} -> Timeout;
-        _ -> 0
-    end.
+    ask(Limiter, Key, fun(Form, How) -> weir_nif:reset(Limiter, Form, How) end).
 
 -spec explain(weir_nif:limiter(), term()) -> map() | wrong().
 explain(Limiter, Key) ->
@@ -113,14 +79,16 @@ key_hash(Key) ->
         Hash -> Hash
     end.
 
--spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:answer()] | wrong_list().
+%% `asks': some of the answers are questions.
+-spec check_many([{weir_nif:limiter(), term(), pos_integer()}]) ->
+          [weir_nif:answer()] | {asks, [weir_nif:answer() | weir_nif:ask()]} | wrong_list().
 check_many(Items) ->
-    asked(many(Items, false, {fun weir_nif:check_many/2, fun weir_nif:batch_check/2}), Items, fun answer/1).
+    many(Items, false, {fun weir_nif:check_many/2, fun weir_nif:batch_check/2}).
 
--spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) -> [weir_nif:decision()] | wrong_list().
+-spec decide_many([{weir_nif:limiter(), term(), pos_integer()}]) ->
+          [weir_nif:decision()] | {asks, [weir_nif:decision() | weir_nif:ask()]} | wrong_list().
 decide_many(Items) ->
-    asked(many(Items, false, {fun weir_nif:decide_many/2, fun weir_nif:batch_decide/2}), Items,
-          fun(Decision) -> Decision end).
+    many(Items, false, {fun weir_nif:decide_many/2, fun weir_nif:batch_decide/2}).
 
 -spec stats() -> [stats()].
 stats() ->
@@ -196,29 +164,6 @@ joined(Parts) ->
 
 plain({asks, Answers}) -> Answers;
 plain(Answers) -> Answers.
-
-%% The answers of other nodes take the places of the questions to them. Owners are asked all at once, then claims are.
-asked({asks, Answers}, Items, Answer) ->
-    Asks = [{Who, {element(1, Item), element(2, Item), element(3, Item), {Number, KeyHash}}}
-            || {{Who, Number, KeyHash}, Item} <- lists:zip(Answers, Items)],
-    Owned = weir_exact:decide_many([Ask || {owner, Ask} <- Asks]),
-    Claimed = weir_claim:decide_many([Ask || {claim, Ask} <- Asks]),
-    answered(Answers, Owned, Claimed, Answer);
-asked(Answers, _Items, _Answer) ->
-    Answers.
-
-answered([{owner, _, _} | Answers], [Decision | Owned], Claimed, Answer) ->
-    [Answer(Decision) | answered(Answers, Owned, Claimed, Answer)];
-answered([{claim, _, _} | Answers], Owned, [Decision | Claimed], Answer) ->
-    [Answer(Decision) | answered(Answers, Owned, Claimed, Answer)];
-answered([Done | Answers], Owned, Claimed, Answer) ->
-    [Done | answered(Answers, Owned, Claimed, Answer)];
-answered([], [], [], _Answer) ->
-    [].
-
-answer(#{allowed := true, remaining := Remaining}) -> {allow, Remaining};
-answer(#{allowed := false, retry_ms := RetryMs}) -> {deny, RetryMs};
-answer(Wrong) -> Wrong.
 
 mend(Index, unknown_limiter, Items, Mixed, How) ->
     Limiter = element(1, lists:nth(Index + 1, Items)),

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/random.hpp"
+#include "lab/common/random.hpp"
 #include "weir/machine.hpp"
 #include "weir/units.hpp"
 

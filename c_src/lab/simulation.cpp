@@ -12,11 +12,11 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lab/common/random.hpp"
 #include "lab/error.hpp"
 #include "lab/events.hpp"
 #include "lab/limits.hpp"
 #include "lab/monitor.hpp"
-#include "lab/random.hpp"
 #include "lab/recording.hpp"
 
 namespace weir::lab {

@@ -1,7 +1,7 @@
 // strategy: see strategy.hpp.
-#include "strategy.hpp"
+#include "lab/strategy.hpp"
 
-#include "thesis/thesis.hpp"
+#include "lab/thesis/thesis.hpp"
 #include "weir/replica.hpp"
 
 namespace weir::lab {

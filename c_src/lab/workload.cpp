@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <span>
 
+#include "lab/common/random.hpp"
 #include "lab/error.hpp"
 #include "lab/limits.hpp"
-#include "lab/random.hpp"
 #include "weir/siphash.hpp"
 
 namespace weir::lab {

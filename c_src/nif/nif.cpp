@@ -9,12 +9,12 @@
 #include <array>
 
 #include "clock.hpp"
-#include "limiter_nif.hpp"
 #include "owner_nif.hpp"
+#include "queue_nif.hpp"
+#include "registry_nif.hpp"
 #include "replica_nif.hpp"
 #include "table_nif.hpp"
 #include "term.hpp"
-#include "thesis_nif.hpp"
 
 namespace weir::nif {
 
@@ -71,12 +71,12 @@ void unload(ErlNifEnv*, void* private_data) {
 
 // ERL_NIF_INIT wants one array.
 struct Functions {
-  ErlNifFunc all[table_functions.size() + limiter_functions.size() + thesis_functions.size() +
+  ErlNifFunc all[table_functions.size() + registry_functions.size() + queue_functions.size() +
                  replica_functions.size() + owner_functions.size()];
   Functions() noexcept {
-    ErlNifFunc* const limiters = std::copy(table_functions.begin(), table_functions.end(), all);
-    ErlNifFunc* const thesis = std::copy(limiter_functions.begin(), limiter_functions.end(), limiters);
-    ErlNifFunc* const replicas = std::copy(thesis_functions.begin(), thesis_functions.end(), thesis);
+    ErlNifFunc* const registry = std::copy(table_functions.begin(), table_functions.end(), all);
+    ErlNifFunc* const queues = std::copy(registry_functions.begin(), registry_functions.end(), registry);
+    ErlNifFunc* const replicas = std::copy(queue_functions.begin(), queue_functions.end(), queues);
     ErlNifFunc* const owners = std::copy(replica_functions.begin(), replica_functions.end(), replicas);
     std::copy(owner_functions.begin(), owner_functions.end(), owners);
   }

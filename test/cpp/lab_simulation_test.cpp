@@ -16,10 +16,10 @@
 
 #include "cases.hpp"
 #include "catch.hpp"
+#include "lab/command/report.hpp"
 #include "lab/error.hpp"
 #include "lab/monitor.hpp"
 #include "lab/recording.hpp"
-#include "lab/report.hpp"
 #include "lab/simulation.hpp"
 #include "weir/tat.hpp"
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "lab/common/random.hpp"
 #include "lab/error.hpp"
 #include "lab/limits.hpp"
-#include "lab/random.hpp"
 #include "lab/workload.hpp"
 
 namespace weir::lab {

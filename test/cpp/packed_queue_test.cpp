@@ -1,7 +1,7 @@
 // Shows R21 of doc/requirements.md.
 // The packed queue against lists of {birth, death}: merge, updates, refill, append and analysis as the thesis' listings
 // have them, element by element, without runs; and bytes: there and back, canonical, anything else refused.
-#include "packed_queue.hpp"
+#include "queue/packed_queue.hpp"
 
 #include <algorithm>
 #include <cstddef>

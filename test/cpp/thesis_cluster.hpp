@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cases.hpp"
-#include "thesis/thesis.hpp"
+#include "lab/thesis/thesis.hpp"
 #include "weir/machine.hpp"
 
 namespace weir::test {

@@ -1,8 +1,8 @@
 // The thesis' counter on one node against Tat, its merge, and what the faults of listing 3.1 do.
 #include "cases.hpp"
 #include "catch.hpp"
-#include "thesis/counter.hpp"
-#include "thesis/queue.hpp"
+#include "lab/thesis/counter.hpp"
+#include "lab/thesis/queue.hpp"
 #include "weir/tat.hpp"
 
 namespace weir {

@@ -8,8 +8,8 @@
 
 #include "cases.hpp"
 #include "catch.hpp"
-#include "thesis/queue.hpp"
-#include "thesis/wire.hpp"
+#include "lab/thesis/queue.hpp"
+#include "lab/thesis/wire.hpp"
 #include "thesis_cluster.hpp"
 
 namespace weir {

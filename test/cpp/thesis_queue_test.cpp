@@ -6,7 +6,7 @@
 
 #include "cases.hpp"
 #include "catch.hpp"
-#include "thesis/queue.hpp"
+#include "lab/thesis/queue.hpp"
 
 namespace weir {
 namespace {

@@ -8,8 +8,8 @@
 #include <numeric>
 #include <ostream>
 
+#include "lab/common/random.hpp"
 #include "lab/monitor.hpp"
-#include "lab/random.hpp"
 #include "lab/recording.hpp"
 
 namespace weir::lab {

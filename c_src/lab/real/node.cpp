@@ -15,8 +15,8 @@
 #include <span>
 #include <utility>
 
+#include "lab/common/random.hpp"
 #include "lab/error.hpp"
-#include "lab/random.hpp"
 
 namespace weir::lab {
 namespace {

@@ -1,5 +1,5 @@
 // counter: see counter.hpp.
-#include "thesis/counter.hpp"
+#include "lab/thesis/counter.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -32,10 +32,10 @@
 #include <utility>
 #include <vector>
 
-#include "thesis/machines.hpp"
-#include "thesis/random.hpp"
-#include "thesis/states.hpp"
-#include "thesis/wire.hpp"
+#include "lab/thesis/machines.hpp"
+#include "lab/thesis/random.hpp"
+#include "lab/thesis/states.hpp"
+#include "lab/thesis/wire.hpp"
 #include "weir/tat.hpp"
 
 namespace weir::thesis {

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "thesis/index.hpp"
+#include "lab/thesis/index.hpp"
 #include "weir/units.hpp"
 
 namespace weir::thesis {

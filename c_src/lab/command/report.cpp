@@ -1,4 +1,4 @@
-#include "lab/report.hpp"
+#include "lab/command/report.hpp"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // gossip: see gossip.hpp.
-#include "thesis/gossip.hpp"
+#include "lab/thesis/gossip.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -9,6 +9,6 @@ namespace weir::nif {
 // The destructor of a handle.
 void drop_handle(ErlNifEnv* env, void* object) noexcept;
 
-extern const std::array<ErlNifFunc, 17> limiter_functions;
+extern const std::array<ErlNifFunc, 17> registry_functions;
 
 }  // namespace weir::nif

@@ -1,5 +1,5 @@
 // Limiters and time: put, alias, delete, handles, maintenance, statistics, the clock.
-#include "limiter_nif.hpp"
+#include "registry_nif.hpp"
 
 #include "clock.hpp"
 #include "table_nif.hpp"
@@ -248,7 +248,7 @@ void drop_handle(ErlNifEnv*, void* object) noexcept {
     state->registry.release(handle->ref);
 }
 
-const std::array<ErlNifFunc, 17> limiter_functions = {{
+const std::array<ErlNifFunc, 17> registry_functions = {{
     {"put", 8, guarded<put>, 0},
     {"alias", 2, guarded<alias>, 0},
     {"convert", 1, guarded<convert>, 0},

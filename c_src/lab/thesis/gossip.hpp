@@ -17,9 +17,9 @@
 #include <span>
 #include <vector>
 
-#include "lab/strategy.hpp"
-#include "thesis/random.hpp"
-#include "thesis/wire.hpp"
+#include "lab/common/options.hpp"
+#include "lab/thesis/random.hpp"
+#include "lab/thesis/wire.hpp"
 #include "weir/machine.hpp"
 
 namespace weir::thesis {

@@ -1,10 +1,10 @@
 // thesis: the strategies by name. See thesis.hpp.
-#include "thesis/thesis.hpp"
+#include "lab/thesis/thesis.hpp"
 
 #include <array>
 #include <utility>
 
-#include "thesis/machines.hpp"
+#include "lab/thesis/machines.hpp"
 
 namespace weir::thesis {
 namespace {

@@ -34,10 +34,10 @@
 #include <optional>
 #include <utility>
 
-#include "thesis/gossip.hpp"
-#include "thesis/machines.hpp"
-#include "thesis/queue.hpp"
-#include "thesis/states.hpp"
+#include "lab/thesis/gossip.hpp"
+#include "lab/thesis/machines.hpp"
+#include "lab/thesis/queue.hpp"
+#include "lab/thesis/states.hpp"
 
 namespace weir::thesis {
 namespace {

@@ -11,10 +11,10 @@
 #include <memory>
 #include <utility>
 
-#include "thesis/counter.hpp"
-#include "thesis/gossip.hpp"
-#include "thesis/machines.hpp"
-#include "thesis/states.hpp"
+#include "lab/thesis/counter.hpp"
+#include "lab/thesis/gossip.hpp"
+#include "lab/thesis/machines.hpp"
+#include "lab/thesis/states.hpp"
 
 namespace weir::thesis {
 namespace {

@@ -6,6 +6,6 @@
 
 namespace weir::nif {
 
-extern const std::array<ErlNifFunc, 8> thesis_functions;
+extern const std::array<ErlNifFunc, 8> queue_functions;
 
 }  // namespace weir::nif

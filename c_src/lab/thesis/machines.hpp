@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "lab/strategy.hpp"
+#include "lab/common/options.hpp"
 #include "weir/machine.hpp"
 
 namespace weir::thesis {

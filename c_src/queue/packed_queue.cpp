@@ -1,4 +1,4 @@
-#include "packed_queue.hpp"
+#include "queue/packed_queue.hpp"
 
 #include <algorithm>
 #include <array>

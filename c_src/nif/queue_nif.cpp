@@ -1,11 +1,11 @@
 // The thesis' packed queue: made from and into lists, appended to, refilled, merged, analysed. A queue is a binary;
 // what can be wrong with it or with the elements comes back as an atom.
-#include "thesis_nif.hpp"
+#include "queue_nif.hpp"
 
 #include <array>
 #include <memory_resource>
 
-#include "packed_queue.hpp"
+#include "queue/packed_queue.hpp"
 #include "term.hpp"
 
 namespace weir::nif {
@@ -258,7 +258,7 @@ ERL_NIF_TERM queue_size(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 
 }  // namespace
 
-const std::array<ErlNifFunc, 8> thesis_functions = {{
+const std::array<ErlNifFunc, 8> queue_functions = {{
     {"queue_new", 1, guarded<queue_new>, 0},
     {"queue_from_list", 3, guarded<queue_from_list>, 0},
     {"queue_to_list", 1, guarded<queue_to_list>, 0},

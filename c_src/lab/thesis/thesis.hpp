@@ -31,7 +31,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/strategy.hpp"
+#include "lab/common/options.hpp"
 #include "weir/machine.hpp"
 
 namespace weir::thesis {

@@ -25,8 +25,8 @@
 #ifdef __linux__
 #include "lab/real/driver.hpp"
 #endif
+#include "lab/command/report.hpp"
 #include "lab/recording.hpp"
-#include "lab/report.hpp"
 #include "lab/simulation.hpp"
 #include "lab/strategy.hpp"
 #include "lab/workload.hpp"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "lab/random.hpp"
+#include "lab/common/random.hpp"
 
 namespace weir::thesis {
 
