@@ -8,7 +8,7 @@
 
 #include <array>
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 #include "owner_nif.hpp"
 #include "queue_nif.hpp"
 #include "registry_nif.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 #include "term.hpp"
 #include "weir/owners.hpp"
 

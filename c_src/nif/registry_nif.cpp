@@ -1,7 +1,7 @@
 // Limiters and time: put, alias, delete, handles, maintenance, statistics, the clock.
 #include "registry_nif.hpp"
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 #include "table_nif.hpp"
 #include "term.hpp"
 
@@ -18,7 +18,7 @@ bool get_name(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& name) noexcep
 }
 
 KeyHash name_hash(std::string_view name) noexcept {
-  return hash_bytes(state->secrets.get(Secrets::kNames), KeyType::name, name);
+  return hash_key(state->secrets.get(Secrets::kNames), KeyType::name, name);
 }
 
 ERL_NIF_TERM make_bool(bool value) noexcept { return value ? atoms.true_ : atoms.false_; }

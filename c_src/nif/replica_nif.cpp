@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 #include "term.hpp"
 #include "weir/replica.hpp"
 

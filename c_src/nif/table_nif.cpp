@@ -9,7 +9,7 @@
 #include <array>
 #include <vector>
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 #include "term.hpp"
 
 namespace weir::nif {

@@ -1,14 +1,10 @@
 #include "term.hpp"
 
 #include <array>
-#include <cstring>
-
-#include "clock.hpp"
 
 namespace weir::nif {
 
 Atoms atoms;
-State* state = nullptr;
 ErlNifResourceType* handle_type = nullptr;
 
 void make_atoms(ErlNifEnv* env) noexcept {
@@ -21,60 +17,6 @@ void make_atoms(ErlNifEnv* env) noexcept {
   atoms.long_ = enif_make_atom(env, "long");
 }
 
-State::State(unsigned threads)
-    : id(static_cast<std::uint64_t>(enif_monotonic_time(ERL_NIF_NSEC)) | 1), registry(threads), stripes(threads) {
-  static char name[] = "weir_stripe";
-  if (enif_tsd_key_create(name, &stripe_key) != 0) throw std::bad_alloc();
-}
-
-State::~State() { enif_tsd_key_destroy(stripe_key); }
-
-namespace {
-
-// The key of thread-specific data is the same for all instances of the library, what stands behind it too: a thread
-// never has two stripes, nor two threads one.
-[[gnu::noinline]] unsigned first_stripe() noexcept {
-  const auto mine = reinterpret_cast<std::uintptr_t>(enif_tsd_get(state->stripe_key));
-  if (mine != 0) return static_cast<unsigned>(mine);
-  unsigned taken = state->stripes;
-  if (enif_thread_type() == ERL_NIF_THR_NORMAL_SCHEDULER)
-    taken = std::min(state->stripes, 1 + state->next_stripe.fetch_add(1, std::memory_order_relaxed));
-  enif_tsd_set(state->stripe_key, reinterpret_cast<void*>(static_cast<std::uintptr_t>(taken)));
-  return taken;
-}
-
-}  // namespace
-
-unsigned stripe() noexcept {
-  // Of this instance of the library, and of the state that it was taken from.
-  struct Mine {
-    std::uint64_t state = 0;
-    unsigned stripe = 0;
-  };
-#ifdef __GLIBC__
-  // A nanosecond less; musl refuses the model in a library that is loaded at run time.
-  [[gnu::tls_model("initial-exec")]]
-#endif
-  static thread_local Mine mine;
-  if (mine.state != state->id) [[unlikely]]
-    mine = {state->id, first_stripe()};
-  return mine.stripe - 1;
-}
-
-void wake_reader(ErlNifEnv* env) noexcept {
-  if (state->births().wakes()) wake_again(env);
-}
-
-void wake_again(ErlNifEnv* env) noexcept {
-  ErlNifPid reader;
-  {
-    const std::lock_guard lock(state->attach_mutex);
-    reader = state->reader;
-  }
-  // If it is gone, whoever takes its place will be told.
-  static_cast<void>(enif_send(env, &reader, nullptr, atoms.weir_births));
-}
-
 bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexcept {
   ErlNifBinary binary;
   if (!enif_inspect_binary(env, term, &binary)) return false;
@@ -84,53 +26,21 @@ bool get_bytes(ErlNifEnv* env, ERL_NIF_TERM term, std::string_view& bytes) noexc
 
 namespace {
 
-// The canonical bytes of one element of a tuple: type, length where it varies, content.
-class TupleWriter {
- public:
-  std::string_view written() const noexcept { return {bytes_, size_}; }
-
-  bool add_scalar(KeyType type, const void* eight) noexcept { return put_type(type) && put(eight, 8); }
-  bool add_bytes(KeyType type, std::string_view content) noexcept {
-    const auto length = static_cast<std::uint32_t>(content.size());
-    return content.size() <= kMaxTupleBytes && put_type(type) && put(&length, 4) && put(content.data(), content.size());
-  }
-  bool add_arity(int arity) noexcept {
-    const auto length = static_cast<std::uint32_t>(arity);
-    return put_type(KeyType::tuple) && put(&length, 4);
-  }
-
- private:
-  bool put_type(KeyType type) noexcept { return put(&type, 1); }
-  bool put(const void* from, std::size_t n) noexcept {
-    if (n > sizeof(bytes_) - size_) return false;
-    std::memcpy(bytes_ + size_, from, n);
-    size_ += n;
-    return true;
-  }
-
-  char bytes_[kMaxTupleBytes];
-  std::size_t size_ = 0;
-};
-static_assert(std::endian::native == std::endian::little, "encoded numbers are little-endian on every node");
-
-// Calls scalar(type, eight bytes) or bytes(type, content) for a term that is hashed natively and isn't a tuple.
-template <class Scalar, class Bytes>
-bool visit_simple(ErlNifEnv* env, ERL_NIF_TERM term, Scalar scalar, Bytes bytes) noexcept {
+// Calls number(type, number) or bytes(type, content) for a term that is hashed natively and isn't a tuple.
+template <class Numbers, class Bytes>
+bool visit_simple(ErlNifEnv* env, ERL_NIF_TERM term, Numbers number, Bytes bytes) noexcept {
   ErlNifBinary binary;
   if (enif_inspect_binary(env, term, &binary))
     return bytes(KeyType::binary, std::string_view(reinterpret_cast<const char*>(binary.data), binary.size));
-  if (ErlNifSInt64 integer; enif_get_int64(env, term, &integer)) return scalar(KeyType::integer, &integer);
+  if (ErlNifSInt64 integer; enif_get_int64(env, term, &integer)) return number(KeyType::integer, integer);
   if (enif_is_atom(env, term)) {
     // Latin-1 text is the same on every version of OTP; other atoms go by their external format.
     char text[256];
     const int size = enif_get_atom(env, term, text, sizeof(text), ERL_NIF_LATIN1);
     return size > 0 && bytes(KeyType::atom, std::string_view(text, static_cast<std::size_t>(size) - 1));
   }
-  if (ErlNifUInt64 integer; enif_get_uint64(env, term, &integer)) return scalar(KeyType::unsigned_integer, &integer);
-  if (double number; enif_get_double(env, term, &number)) {
-    if (number == 0) number = 0;  // 0.0 and -0.0 are one key, as they are one term up to OTP 26
-    return scalar(KeyType::floating, &number);
-  }
+  if (ErlNifUInt64 integer; enif_get_uint64(env, term, &integer)) return number(KeyType::unsigned_integer, integer);
+  if (double real; enif_get_double(env, term, &real)) return number(KeyType::floating, without_sign_of_zero(real));
   return false;
 }
 
@@ -149,29 +59,30 @@ bool hash_address(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHa
     if (arity == 8) bytes[size++] = static_cast<char>(value >> 8);
     bytes[size++] = static_cast<char>(value & 0xff);
   }
-  key = hash_bytes(secret, KeyType::address, {bytes.data(), size});
+  key = weir::hash_key(secret, KeyType::address, {bytes.data(), size});
   return true;
 }
 
-bool write_tuple(ErlNifEnv* env, ERL_NIF_TERM term, TupleWriter& writer, unsigned depth) noexcept {
+bool add_tuple(ErlNifEnv* env, ERL_NIF_TERM term, TupleKey& tuple, unsigned depth) noexcept {
   int arity;
   const ERL_NIF_TERM* elements;
-  if (depth == kMaxTupleDepth || !enif_get_tuple(env, term, &arity, &elements) || !writer.add_arity(arity))
+  if (depth == kMaxTupleDepth || !enif_get_tuple(env, term, &arity, &elements) ||
+      !tuple.add_tuple(static_cast<std::uint32_t>(arity)))
     return false;
   for (int i = 0; i < arity; ++i) {
     const bool simple = visit_simple(
-        env, elements[i], [&](KeyType type, const void* eight) { return writer.add_scalar(type, eight); },
-        [&](KeyType type, std::string_view content) { return writer.add_bytes(type, content); });
-    if (!simple && !write_tuple(env, elements[i], writer, depth + 1)) return false;
+        env, elements[i], [&](KeyType type, auto number) { return tuple.add_number(type, number); },
+        [&](KeyType type, std::string_view content) { return tuple.add_bytes(type, content); });
+    if (!simple && !add_tuple(env, elements[i], tuple, depth + 1)) return false;
   }
   return true;
 }
 
 ERL_NIF_TERM hash_tuple(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, KeyHash& key) noexcept {
   if (hash_address(env, term, secret, key)) return 0;
-  TupleWriter writer;
-  if (!write_tuple(env, term, writer, 0)) return atoms.other_key;
-  key = hash_bytes(secret, KeyType::tuple, writer.written());
+  TupleKey tuple;
+  if (!add_tuple(env, term, tuple, 0)) return atoms.other_key;
+  key = tuple.hash(secret);
   return 0;
 }
 
@@ -183,7 +94,7 @@ ERL_NIF_TERM get_limiter(ErlNifEnv* env, ERL_NIF_TERM term, Registry::Ref& ref) 
   if (ref) return 0;
   void* object;
   if (std::string_view name; get_bytes(env, term, name)) {
-    ref = state->registry.find(hash_bytes(state->secrets.get(Secrets::kNames), KeyType::name, name));
+    ref = state->registry.find(weir::hash_key(state->secrets.get(Secrets::kNames), KeyType::name, name));
   } else if (enif_get_resource(env, term, handle_type, &object)) {
     // A handle keeps its limiter, but not beyond the application's stop.
     ref = static_cast<const Handle*>(object)->ref;
@@ -196,12 +107,12 @@ ERL_NIF_TERM hash_term(ErlNifEnv* env, ERL_NIF_TERM term, const SipKey& secret, 
   if (enif_is_tuple(env, term)) return hash_tuple(env, term, secret, key);
   const bool simple = visit_simple(
       env, term,
-      [&](KeyType type, const void* eight) {
-        key = hash_bytes(secret, type, {static_cast<const char*>(eight), 8});
+      [&](KeyType type, auto number) {
+        key = weir::hash_key(secret, type, number);
         return true;
       },
       [&](KeyType type, std::string_view content) {
-        key = hash_bytes(secret, type, content);
+        key = weir::hash_key(secret, type, content);
         return true;
       });
   return simple ? 0 : atoms.other_key;

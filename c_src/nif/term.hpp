@@ -6,28 +6,18 @@
 
 #include <erl_nif.h>
 
-#include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <string_view>
 
-#include "secrets.hpp"
-#include "weir/known_levels.hpp"
+#include "state.hpp"
+#include "weir/key.hpp"
 #include "weir/registry.hpp"
-#include "weir/siphash.hpp"
 #include "weir/units.hpp"
 
 namespace weir::nif {
 
-// Binaries and other terms longer than this are refused as keys: hashing takes about 1 us for 2 KB, and a NIF call may
-// not take more than 100 us.
-inline constexpr std::size_t kMaxKeyBytes = 65536;
-// Tuples are hashed natively while their encoding fits here and they nest no deeper than this; others go by their
-// external format. Both numbers decide which hash a key gets: they must be the same on all nodes.
-inline constexpr std::size_t kMaxTupleBytes = 512;
-inline constexpr unsigned kMaxTupleDepth = 3;
 // Keys from this size on are accounted to the caller's time slice of a millisecond: hashing takes 1 us for 2 KB.
 inline constexpr std::size_t kLongKey = 2048;
 inline constexpr std::size_t kBytesPerPercent = 20'000;
@@ -54,33 +44,6 @@ struct Atoms {
 };
 extern Atoms atoms;
 
-// What all instances of the library in this VM share: it is handed on at an upgrade.
-struct State {
-  explicit State(unsigned threads);
-  ~State();
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-
-  const std::uint64_t id;  // of this state and no other
-  Registry registry;
-  KnownLevels known;  // of keys that their owners deny
-  Secrets secrets;
-  std::mutex secrets_mutex;  // of those who write them
-  unsigned instances = 0;    // libraries loaded: the last to go deletes the state
-  unsigned stripes = 1;
-  std::atomic<unsigned> next_stripe{0};
-  ErlNifTSDKey stripe_key{};          // the thread's stripe, and one: the same in all instances
-  Nanos (*now)() noexcept = nullptr;  // the clock of the newest instance
-  // The replica that the tables' births go to, and who drives it.
-  std::mutex attach_mutex;
-  std::atomic<void*> replica{nullptr};  // a resource that is kept
-  std::atomic<std::uint64_t> rescans{0}, rescanned_keys{0};
-  ErlNifPid reader{};
-
-  Admissions& births() noexcept { return registry.replication().births; }
-  Carries& carries() noexcept { return registry.replication().carries; }
-};
-extern State* state;
 extern ErlNifResourceType* handle_type;
 
 // A resource: a limiter that a caller holds on to.
@@ -88,21 +51,7 @@ struct Handle {
   Registry::Ref ref;
 };
 
-// The calling thread's set of counters and ring: each scheduler has its own, all other threads share the last.
-unsigned stripe() noexcept;
-
-// After births that the replica is to have: wakes the process that drives it, if need be; or in any case.
-void wake_reader(ErlNifEnv* env) noexcept;
-void wake_again(ErlNifEnv* env) noexcept;
-
 void make_atoms(ErlNifEnv* env) noexcept;
-
-// The hash of a name or key of bytes of `type`.
-enum class KeyType : std::uint8_t { name, binary, atom, integer, unsigned_integer, floating, tuple, address, external };
-inline KeyHash hash_bytes(const SipKey& secret, KeyType type, std::string_view bytes) noexcept {
-  return siphash13(secret, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
-                   static_cast<std::uint8_t>(type));
-}
 
 // What a key's term is hashed as. `external` says that the term is a binary which is another key's external format.
 enum class Form : std::uint8_t { native, external };
@@ -126,8 +75,8 @@ inline ERL_NIF_TERM hash_key(ErlNifEnv* env, ERL_NIF_TERM term, Form form, const
     if (binary.size > kMaxKeyBytes) [[unlikely]]
       return atoms.long_key;
     bytes += binary.size;
-    key = hash_bytes(secret, form == Form::external ? KeyType::external : KeyType::binary,
-                     {reinterpret_cast<const char*>(binary.data), binary.size});
+    key = weir::hash_key(secret, form == Form::external ? KeyType::external : KeyType::binary,
+                         {reinterpret_cast<const char*>(binary.data), binary.size});
     return 0;
   }
   return form == Form::external ? atoms.other_key : hash_term(env, term, secret, key);

@@ -20,12 +20,12 @@
 #include <thread>
 #include <vector>
 
-#include "clock.hpp"
+#include "clock/clock.hpp"
 
 namespace {
 
 using namespace weir;
-using namespace weir::nif;
+using namespace weir;
 
 constexpr std::int64_t kLimit = 10'000;  // ns from CLOCK_REALTIME
 constexpr std::int64_t kSec = 1'000'000'000;

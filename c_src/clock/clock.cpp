@@ -1,5 +1,5 @@
 // clock: choice and calibration of the counter, ticks, freezing. The hot path is in clock.hpp.
-#include "clock.hpp"
+#include "clock/clock.hpp"
 
 #include <time.h>
 
@@ -18,7 +18,7 @@
 #include <cpuid.h>
 #endif
 
-namespace weir::nif {
+namespace weir {
 
 namespace detail {
 alignas(64) constinit ClockShared clock_shared;
@@ -256,4 +256,4 @@ ClockInfo clock_info() noexcept {
   return info;
 }
 
-}  // namespace weir::nif
+}  // namespace weir

@@ -15,7 +15,7 @@
 #include "weir/key_line.hpp"
 #include "weir/siphash.hpp"
 
-namespace weir::nif {
+namespace weir {
 
 class Secrets {
  public:
@@ -53,4 +53,4 @@ class Secrets {
   std::array<std::atomic<std::uint64_t>, std::size_t{2} * kCount> words_{};
 };
 
-}  // namespace weir::nif
+}  // namespace weir

@@ -30,7 +30,7 @@
 #include "weir/timescale.hpp"
 #include "weir/units.hpp"
 
-namespace weir::nif {
+namespace weir {
 
 struct ClockOptions {
   bool fallback = false;  // don't use the hardware counter. So does WEIR_CLOCK_SOURCE=fallback in the environment
@@ -135,4 +135,4 @@ inline Nanos clock_now_overlapped() noexcept {
   return detail::clock_now_fallback();
 }
 
-}  // namespace weir::nif
+}  // namespace weir
