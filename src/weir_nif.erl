@@ -29,7 +29,7 @@
 -on_load(load/0).
 
 %% Raised together with kAbi in c_src/nif/nif.cpp, which refuses to load under another number.
--define(ABI, 6).
+-define(ABI, 7).
 -define(NOT_LOADED, erlang:nif_error(weir_nif_not_loaded)).
 
 -type limiter() :: atom() | binary() | reference().

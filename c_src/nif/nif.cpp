@@ -20,7 +20,7 @@ namespace weir::nif {
 
 namespace {
 
-constexpr int kAbi = 6;
+constexpr int kAbi = 7;
 
 // What load and upgrade return to refuse; the emulator puts the number into its error.
 enum Refused : int { kWrongAbi = 1, kNoMemory = 2, kNoResourceType = 3 };

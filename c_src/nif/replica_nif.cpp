@@ -9,14 +9,13 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "clock/clock.hpp"
 #include "term.hpp"
-#include "weir/replica.hpp"
+#include "weir/node.hpp"
 
 namespace weir::nif {
 
@@ -28,18 +27,8 @@ constexpr std::size_t kLargeFrame = 4096;
 constexpr std::size_t kManyKeys = 1024;
 // Of many frames, one call takes as many as come to a large one, each with so much on top of its bytes.
 constexpr std::size_t kFrameCost = 64;
-// Levels that are fetched ahead of being set.
-constexpr std::size_t kLevelsAhead = 8;
 constexpr std::size_t kLongLog = 16384;
-// Births that one step takes from the tables, about 50 ns each; what is left wakes the reader again.
-constexpr std::size_t kBirths = 2048;
-// In what time births are looked for again while they come.
-constexpr Nanos kPoll{2'000'000};
-// Keys that one step looks at again after births were lost, or a segment of the table: up to 1.5 ms, on a dirty
-// scheduler.
-constexpr std::size_t kRescanned = 1024;
-constexpr std::size_t kCarries = 256;
-// A process' time slice: so much of it as a step took is taken off. (A step that takes 2048 births is half of one.)
+// A process' time slice: so much of it as a step took is taken off. (A step that takes Node::kBirths is half of one.)
 constexpr std::int64_t kTimeslice = 1'000'000;
 
 constexpr ErlNifUInt64 kDurationMax = std::uint64_t{1} << 60;
@@ -48,7 +37,7 @@ constexpr ErlNifSInt64 kNowMax = (std::int64_t{1} << 61) - 1;
 ErlNifResourceType* replica_type = nullptr;
 
 struct Machine {
-  explicit Machine(const ReplicaConfig& config) : replica(config), last(config.start) {
+  explicit Machine(const ReplicaConfig& config) : node(config, state->registry) {
     mutex = enif_mutex_create(const_cast<char*>("weir_replica"));
     if (mutex == nullptr) throw std::bad_alloc();
   }
@@ -57,12 +46,9 @@ struct Machine {
   Machine& operator=(const Machine&) = delete;
 
   ErlNifMutex* mutex;
-  Replica replica;
-  Effects effects;             // scratch
-  Nanos last;                  // the time of the last step
-  std::vector<Carry> carries;  // taken from the tables, but not yet carried
-  bool rescan = false;
-  bool polls = false;  // births may wait that nobody tells of: to be looked for in a moment
+  Node node;
+  Effects effects;  // scratch
+  Replica& replica() noexcept { return node.replica(); }
 };
 
 // Memory of the resource, which the emulator allocates before there is a machine in it.
@@ -319,103 +305,22 @@ bool get_event(ErlNifEnv* env, ERL_NIF_TERM term, Event& event) {
   return true;
 }
 
-// A node that has nobody to tell keeps no births beside its tables.
-bool has_listeners(const Machine& machine) noexcept { return machine.replica.registered() > 1; }
-
-// What the tables lost on the way to the replica is looked for where it was lost, a little in each step. (Not where
-// keys have owners: their cells also hold levels that other nodes told, and these would be counted as births of this
-// one.)
-void rescan(Machine& machine, Nanos now) {
-  std::set<std::pair<LimiterId, KeyHash>> carried;
-  const bool all =
-      state->registry.for_each_dropped(now, kRescanned, [&](LimiterId limiter, std::span<const Table::Entry> seen) {
-        // Births before the look at the tables are not lost: they come before the comparison.
-        state->births().drain(SIZE_MAX, [&](const Admission& birth) { machine.replica.admitted(birth, now); });
-        // Nor are keys that were carried since: what was seen of them under the hash of before isn't more than is
-        // known.
-        const std::vector<Carry> late = state->carries().take(SIZE_MAX);
-        machine.carries.insert(machine.carries.end(), late.begin(), late.end());
-        for (const Carry& carry : machine.carries) {
-          machine.replica.carry(carry, now);
-          carried.emplace(carry.limiter, carry.before);
-        }
-        machine.carries.clear();
-        // By a clock that is not behind any birth that was seen: a level before the birth itself would be a token more.
-        const Nanos later = std::max(now, clock_now());
-        for (std::size_t i = 0; i < seen.size(); ++i) {
-          if (i + Admissions::kAhead < seen.size()) machine.replica.prefetch(limiter, seen[i + Admissions::kAhead].key);
-          const Table::Entry& entry = seen[i];
-          if (!carried.contains({limiter, entry.key})) machine.replica.catch_up(limiter, entry.key, entry.tat, later);
-        }
-        state->rescanned_keys.fetch_add(seen.size(), std::memory_order_relaxed);
-      });
-  if (all) state->rescans.fetch_add(1, std::memory_order_relaxed);
-  machine.rescan = !all;
-}
-
-// Before a step of the attached replica: the births of the tables; whether there were any.
-bool take_births(Machine& machine, Nanos now) {
-  Admissions& births = state->births();
-  births.awake();
-  const bool carries = !machine.replica.moves_segments();  // else a copy would begin anew
-  if (machine.rescan && carries) rescan(machine, now);
-  // Of the births that count in a carried level, those that were told come before it.
-  if (carries && machine.carries.empty() && !state->carries().empty())
-    machine.carries = state->carries().take(kCarries);
-  const std::size_t taken = births.drain(
-      kBirths, [&](const Admission& birth) { machine.replica.admitted(birth, now); },
-      [&](LimiterId limiter, KeyHash key) { machine.replica.prefetch(limiter, key); });
-  if (taken == kBirths) return true;
-  for (const Carry& carry : machine.carries) machine.replica.carry(carry, now);
-  machine.carries.clear();
-  return taken != 0;
-}
-
-// After it: what others' births have made of the levels.
-void bring_levels(ErlNifEnv* env, Machine& machine, Nanos now, bool births) {
-  const std::vector<Level> levels = machine.replica.take_levels();
-  for (std::size_t i = 0; i < levels.size(); ++i) {
-    const Level& level = levels[i];
-    const Registry::Ref ref = state->registry.find_number(level.limiter);
-    if (!ref) continue;
-    // (Most are of one limiter.)
-    if (i + kLevelsAhead < levels.size()) std::as_const(*ref.limiter).table().prefetch(levels[i + kLevelsAhead].key);
-    Registry::set_level(ref, level.key, level.tat, level.exactly, now);
-  }
-  Replication& replication = state->registry.replication();
-  replication.minority.store(machine.replica.minority(), std::memory_order_relaxed);
-  replication.nodes.store(static_cast<std::uint32_t>(machine.replica.live()), std::memory_order_relaxed);
-  // What was admitted until the first other node came is found in the tables.
-  if (has_listeners(machine) && !replication.births.open()) state->registry.drop_all();
-  replication.births.open(has_listeners(machine));
-  machine.rescan = replication.births.overflowed() || machine.rescan;
-  machine.rescan = replication.carries.overflowed() || machine.rescan;
-  const bool moves = machine.replica.moves_segments();
-  const bool carries = !moves && (!machine.carries.empty() || !replication.carries.empty());
-  // As long as births come, they are looked for again in a moment, and so is what was lost of them: else the search for
-  // that would lose more. Then it's up to whoever wakes the reader.
-  machine.polls = births;
-  if (!replication.births.rests(births) || (machine.rescan && !births && !moves) || carries) wake_again(env);
-}
-
-// action(the replica, the time) between the two.
+// A step, between the tables if the machine is attached to them.
 template <class Action>
-auto between_tables(ErlNifEnv* env, Machine& machine, Nanos now, Action action) {
-  machine.last = std::max(machine.last, now);
-  const bool attached = is_attached(machine);
-  const bool births = attached && take_births(machine, machine.last);
-  auto result = action(machine.replica, machine.last);
-  if (attached) bring_levels(env, machine, machine.last, births);
+auto step_node(ErlNifEnv* env, Machine& machine, Nanos now, Action action) {
+  if (!is_attached(machine)) return machine.node.step_alone(now, action);
+  auto result = machine.node.step_attached(now, clock_now, action);
+  if (machine.node.again()) wake_again(env);
   return result;
 }
 
 bool long_frame(std::span<const std::byte> frame) noexcept { return frame.size() > kLargeFrame || is_repair(frame); }
 
 bool long_step(const Event& event, const Machine& machine) noexcept {
-  const Replica& replica = machine.replica;
-  if (machine.rescan || replica.moves_segments()) return true;
+  const Replica& replica = machine.node.replica();
+  if (machine.node.rescans() || replica.moves_segments()) return true;
   if (std::holds_alternative<Ask>(event)) return false;
-  if (std::holds_alternative<Tick>(event) && replica.wake() > machine.last) return false;  // births alone
+  if (std::holds_alternative<Tick>(event) && replica.wake() > machine.node.last()) return false;  // births alone
   if (const auto* const arrival = std::get_if<Arrival>(&event)) return long_frame(arrival->frame);
   return replica.keys() > kManyKeys || replica.log_bytes() > kLongLog;
 }
@@ -436,11 +341,11 @@ ERL_NIF_TERM step(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   const bool dirty = on_dirty_scheduler();
   {
     const Locked lock(*machine, dirty);
-    if (lock) machine->last = std::max(machine->last, now);
+    if (lock) machine->node.begin(now);
     if (lock && (dirty || !long_step(event, *machine))) {
       machine->effects.clear();
       const std::int64_t start = enif_monotonic_time(ERL_NIF_NSEC);
-      const ERL_NIF_TERM effects = between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
+      const ERL_NIF_TERM effects = step_node(env, *machine, now, [&](Replica& replica, Nanos time) {
         replica.step(event, time, machine->effects);
         return make_effects(env, machine->effects);
       });
@@ -491,7 +396,7 @@ ERL_NIF_TERM take(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
   if (const Locked lock(*machine, dirty); lock && (dirty || !long_step(arrivals.front(), *machine))) {
     machine->effects.clear();
     const std::int64_t start = enif_monotonic_time(ERL_NIF_NSEC);
-    const ERL_NIF_TERM effects = between_tables(env, *machine, now, [&](Replica& replica, Nanos time) {
+    const ERL_NIF_TERM effects = step_node(env, *machine, now, [&](Replica& replica, Nanos time) {
       for (const Arrival& arrival : arrivals) {
         if (const auto subject = first_subject(arrival.frame)) replica.prefetch(subject->limiter, subject->key);
       }
@@ -536,7 +441,7 @@ ERL_NIF_TERM put_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM ar
     return enif_make_badarg(env);
   machine.effects.clear();
   // The births that come first are of the terms before.
-  return between_tables(env, machine, now, [&](Replica& replica, Nanos time) {
+  return step_node(env, machine, now, [&](Replica& replica, Nanos time) {
     replica.put_limiter(id, terms, time, machine.effects);
     return make_effects(env, machine.effects);
   });
@@ -547,7 +452,7 @@ ERL_NIF_TERM push(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   Nanos now;
   if (!get_now(env, argv[1], now)) return enif_make_badarg(env);
   machine.effects.clear();
-  return between_tables(env, machine, now, [&](Replica& replica, Nanos time) {
+  return step_node(env, machine, now, [&](Replica& replica, Nanos time) {
     replica.push(time, machine.effects);
     return make_effects(env, machine.effects);
   });
@@ -557,7 +462,7 @@ ERL_NIF_TERM push(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
 ERL_NIF_TERM drop_limiter(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId id;
   if (!get_limiter_id(env, argv[1], id)) return enif_make_badarg(env);
-  machine.replica.drop_limiter(id);
+  machine.replica().drop_limiter(id);
   return atoms.ok;
 }
 
@@ -569,7 +474,7 @@ ERL_NIF_TERM reset(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) 
   if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], time) ||
       !get_now(env, argv[4], now) || (argv[5] != atoms.true_ && argv[5] != atoms.false_))
     return enif_make_badarg(env);
-  return between_tables(env, machine, now, [&](Replica& replica, Nanos at) {
+  return step_node(env, machine, now, [&](Replica& replica, Nanos at) {
     if (!replica.knows(limiter)) return atoms.unknown;
     return replica.reset(limiter, key, time, at, argv[5] == atoms.true_) ? atoms.true_ : atoms.false_;
   });
@@ -581,7 +486,6 @@ ERL_NIF_TERM attach(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[])
   void* object;
   if (!enif_get_local_pid(env, argv[1], &reader) || !enif_get_resource(env, argv[0], replica_type, &object))
     return enif_make_badarg(env);
-  machine.replica.tell_levels();
   void* before;
   {
     const std::lock_guard lock(state->attach_mutex);
@@ -590,10 +494,7 @@ ERL_NIF_TERM attach(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[])
     state->reader = reader;
   }
   if (before != nullptr) enif_release_resource(before);
-  // Births that wait for another machine are of another life.
-  if (before != object) state->births().drain(SIZE_MAX, [](const Admission&) {});
-  state->births().open(has_listeners(machine));
-  state->births().awake();
+  machine.node.attach(before != object);
   wake_again(env);
   return atoms.ok;
 }
@@ -618,8 +519,7 @@ ERL_NIF_TERM make_time(ErlNifEnv* env, Nanos time) noexcept {
 }
 
 ERL_NIF_TERM wake(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const Nanos due = machine.replica.wake();
-  return make_time(env, machine.polls ? std::min(due, machine.last + kPoll) : due);
+  return make_time(env, machine.node.wake());
 }
 
 ERL_NIF_TERM make_intervals(ErlNifEnv* env, const IntervalSet& set) {
@@ -637,15 +537,15 @@ ERL_NIF_TERM intervals(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv
   LimiterId limiter;
   KeyHash key;
   if (!get_limiter_id(env, argv[2], limiter) || !get_key_hash(env, argv[3], key)) return enif_make_badarg(env);
-  if (argv[1] == atoms.published) return make_intervals(env, machine.replica.published(limiter, key));
-  if (argv[1] == atoms.unsent) return make_intervals(env, machine.replica.unsent(limiter, key));
-  if (argv[1] == atoms.inherited) return make_intervals(env, machine.replica.inherited(limiter, key));
+  if (argv[1] == atoms.published) return make_intervals(env, machine.replica().published(limiter, key));
+  if (argv[1] == atoms.unsent) return make_intervals(env, machine.replica().unsent(limiter, key));
+  if (argv[1] == atoms.inherited) return make_intervals(env, machine.replica().inherited(limiter, key));
   return enif_make_badarg(env);
 }
 
 ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
   std::vector<ERL_NIF_TERM> made;
-  for (const VectorEntry& entry : machine.replica.vector()) {
+  for (const VectorEntry& entry : machine.replica().vector()) {
     made.push_back(enif_make_tuple3(env, enif_make_uint(env, entry.origin.node.v),
                                     enif_make_uint64(env, entry.origin.incarnation),
                                     enif_make_uint64(env, entry.upto)));
@@ -655,13 +555,13 @@ ERL_NIF_TERM vector(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
 
 // In the order of ReplicaStats, then what History dropped; weir_machine.erl names them.
 ERL_NIF_TERM stats(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const ReplicaStats seen = machine.replica.stats();
+  const ReplicaStats seen = machine.replica().stats();
   const std::array<std::uint64_t, 20> counts = {
       seen.records_sent, seen.records_applied,  seen.duplicates,   seen.nacks,
       seen.repaired,     seen.chunks_applied,   seen.copies,       seen.lost_own_records,
       seen.malformed,    seen.refused,          seen.evicted_keys, seen.forgotten_births,
       seen.absences,     seen.copies_abandoned, seen.shelved,      seen.lost_shelved,
-      seen.told,         seen.estates,          seen.lost_copies,  machine.replica.dropped()};
+      seen.told,         seen.estates,          seen.lost_copies,  machine.replica().dropped()};
   std::array<ERL_NIF_TERM, counts.size()> made;
   std::transform(counts.begin(), counts.end(), made.begin(),
                  [env](std::uint64_t count) { return enif_make_uint64(env, count); });
@@ -672,7 +572,7 @@ static_assert(sizeof(ReplicaStats) == 19 * sizeof(std::uint64_t),
 
 // replica_held(Replica) -> {State, Fixed}. Linear in what is kept for peers that are away.
 ERL_NIF_TERM held(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const Held bytes = machine.replica.held();
+  const Held bytes = machine.replica().held();
   return enif_make_tuple2(env, enif_make_uint64(env, bytes.state), enif_make_uint64(env, bytes.fixed));
 }
 
@@ -683,14 +583,14 @@ ERL_NIF_TERM bytes_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
   for (ERL_NIF_TERM head; enif_get_list_cell(env, list, &head, &list);) {
     LimiterId limiter;
     if (!get_limiter_id(env, head, limiter)) return enif_make_badarg(env);
-    made.push_back(enif_make_uint64(env, machine.replica.held(limiter)));
+    made.push_back(enif_make_uint64(env, machine.replica().held(limiter)));
   }
   return enif_make_list_from_array(env, made.data(), static_cast<unsigned>(made.size()));
 }
 
 // replica_look(Replica) -> {Quiet, Copying, Live, Registered}
 ERL_NIF_TERM look(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
-  const Replica& replica = machine.replica;
+  const Replica& replica = machine.replica();
   return enif_make_tuple4(env, replica.quiet() ? atoms.true_ : atoms.false_,
                           replica.copying() ? atoms.true_ : atoms.false_, enif_make_uint64(env, replica.live()),
                           enif_make_uint64(env, replica.registered()));
@@ -700,7 +600,7 @@ ERL_NIF_TERM look(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM[]) {
 ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   NodeId peer;
   if (!get_node(env, argv[1], peer)) return enif_make_badarg(env);
-  const auto clock = machine.replica.clock_of(peer);
+  const auto clock = machine.replica().clock_of(peer);
   if (!clock) return atoms.unknown;
   return enif_make_tuple2(env, enif_make_int64(env, clock->first.v), enif_make_int64(env, clock->second.v));
 }
@@ -709,14 +609,15 @@ ERL_NIF_TERM clock_of(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[
 ERL_NIF_TERM quarantined(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   NodeId peer;
   if (!get_node(env, argv[1], peer)) return enif_make_badarg(env);
-  return machine.replica.quarantined(peer) ? atoms.true_ : atoms.false_;
+  return machine.replica().quarantined(peer) ? atoms.true_ : atoms.false_;
 }
 
 // replica_births() -> {DroppedByRings, Rescans, KeysLookedAt}
 ERL_NIF_TERM births(ErlNifEnv* env, int, const ERL_NIF_TERM[]) {
-  return enif_make_tuple3(env, enif_make_uint64(env, state->births().dropped()),
-                          enif_make_uint64(env, state->rescans.load(std::memory_order_relaxed)),
-                          enif_make_uint64(env, state->rescanned_keys.load(std::memory_order_relaxed)));
+  return enif_make_tuple3(
+      env, enif_make_uint64(env, state->births().dropped()),
+      enif_make_uint64(env, state->registry.replication().rescans.load(std::memory_order_relaxed)),
+      enif_make_uint64(env, state->registry.replication().rescanned_keys.load(std::memory_order_relaxed)));
 }
 
 // {Expected, Worst, Exceeded}
@@ -732,14 +633,14 @@ ERL_NIF_TERM overshoot(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv
   Nanos now;
   if (!get_limiter_id(env, argv[1], limiter) || !get_key_hash(env, argv[2], key) || !get_now(env, argv[3], now))
     return enif_make_badarg(env);
-  return make_overshoot(env, machine.replica.overshoot(limiter, key, now));
+  return make_overshoot(env, machine.replica().overshoot(limiter, key, now));
 }
 
 // replica_most_exceeded(Replica, Limiter) -> {Expected, Worst, Exceeded}
 ERL_NIF_TERM most_exceeded(ErlNifEnv* env, Machine& machine, const ERL_NIF_TERM argv[]) {
   LimiterId limiter;
   if (!get_limiter_id(env, argv[1], limiter)) return enif_make_badarg(env);
-  return make_overshoot(env, machine.replica.most_exceeded(limiter));
+  return make_overshoot(env, machine.replica().most_exceeded(limiter));
 }
 
 }  // namespace

@@ -37,7 +37,6 @@ struct State {
   // The replica that the tables' births go to, and who drives it.
   std::mutex attach_mutex;
   std::atomic<void*> replica{nullptr};  // a resource that is kept
-  std::atomic<std::uint64_t> rescans{0}, rescanned_keys{0};
   ErlNifPid reader{};
 
   Admissions& births() noexcept { return registry.replication().births; }

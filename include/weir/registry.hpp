@@ -59,6 +59,8 @@ struct Replication {
   Carries carries;
   std::atomic<bool> minority{false};    // this side of a partition has half of the members or fewer
   std::atomic<std::uint32_t> nodes{1};  // that share a bucket's slack
+  // Searches for births that were lost on the way to the replica, that came to their end, and keys looked at.
+  std::atomic<std::uint64_t> rescans{0}, rescanned_keys{0};
 };
 
 struct Counts {
