@@ -1,16 +1,14 @@
 // What weir_owner needs: decisions on keys that this node owns, and levels that nodes tell each other.
-//
-// A level on the wire: limiter's number (32 bits), key's hash (64), TAT (64), little-endian.
 #include "owner_nif.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "clock/clock.hpp"
 #include "term.hpp"
+#include "weir/owner_levels.hpp"
 #include "weir/owners.hpp"
 
 namespace weir::nif {
@@ -22,34 +20,6 @@ constexpr unsigned kItems = 512, kLevels = 1024, kNodes = 4096;
 // Questions times nodes that are weighed on a normal scheduler, about 100 us.
 constexpr std::size_t kManyWeights = 1 << 15;
 constexpr int kTimeslice = 5;  // percent of a slice, of a full batch
-// Levels above so many buckets, each filled by a clock so far ahead, are none.
-constexpr std::int64_t kDebts = 16;
-constexpr Nanos kAhead{10'000'000'000};
-
-struct WireLevel {
-  static constexpr std::size_t kBytes = 20;
-  LimiterId limiter;
-  KeyHash key;
-  Nanos tat;
-
-  void append_to(std::string& bytes) const {
-    char wire[kBytes];
-    std::memcpy(wire, &limiter.v, 4);
-    std::memcpy(wire + 4, &key.v, 8);
-    std::memcpy(wire + 12, &tat.v, 8);
-    bytes.append(wire, kBytes);
-  }
-  static WireLevel from(const char* wire) noexcept {
-    WireLevel level;
-    std::memcpy(&level.limiter.v, wire, 4);
-    std::memcpy(&level.key.v, wire + 4, 8);
-    std::memcpy(&level.tat.v, wire + 12, 8);
-    return level;
-  }
-  bool valid() const noexcept { return limiter.v != 0 && key.v != 0 && tat.v > 0 && tat <= kTimeMax; }
-};
-static_assert(std::endian::native == std::endian::little, "levels are little-endian on the wire");
-
 // {NodeId, ...}, none of them twice.
 bool get_nodes(ErlNifEnv* env, ERL_NIF_TERM term, std::vector<NodeId>& nodes) {
   int arity;
@@ -163,8 +133,9 @@ ERL_NIF_TERM decide(ErlNifEnv* env, int argc, const ERL_NIF_TERM argv[]) {
       answers.push_back(make_outcome(env, answered, item.hits, now));
       births = births || answered.allowed;
       learn(item, answered, stamp, now);
-      const WireLevel level{item.number, item.key, now + answered.reset(now)};
-      if (answered.allowed && owners.second != Owners::kNobody && level.valid()) level.append_to(told[owners.second]);
+      const OwnerLevel level{item.number, item.key, now + answered.reset(now)};
+      if (answered.allowed && owners.second != Owners::kNobody && level.valid())
+        append_level(told[owners.second], level);
     }
   }
   if (births) wake_reader(env);
@@ -230,57 +201,22 @@ ERL_NIF_TERM rank(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
 // owner_raise(Levels) -> ok: keys that lie lower are brought up to these.
 ERL_NIF_TERM raise(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   std::string_view bytes;
-  if (!get_bytes(env, argv[0], bytes) || bytes.size() % WireLevel::kBytes != 0 ||
-      bytes.size() > kLevels * WireLevel::kBytes)
-    return enif_make_badarg(env);
+  if (!get_bytes(env, argv[0], bytes)) return enif_make_badarg(env);
   const Nanos now = clock_now();
-  for (std::size_t at = 0; at < bytes.size(); at += WireLevel::kBytes) {
-    const WireLevel level = WireLevel::from(bytes.data() + at);
-    if (!level.valid()) continue;
+  const bool levels = for_each_level(bytes, kLevels, [&](const OwnerLevel& level) {
     const Registry::Ref ref = state->registry.find_number(level.limiter);
-    if (!ref || !ref.limiter->owned()) continue;
-    // A full bucket, or the debt of a few; what a clock that is far ahead makes of it would deny for as long.
-    const Policy policy = ref.limiter->terms().policy;
-    const Nanos full = policy.capacity * policy.interval;
-    if ((level.tat.v - now.v) / kDebts <= full.v + kAhead.v) Registry::set_level(ref, level.key, level.tat, false, now);
-  }
-  enif_consume_timeslice(env, std::max(1, static_cast<int>(bytes.size() * kTimeslice / (kLevels * WireLevel::kBytes))));
+    if (!ref || !ref.limiter->owned() || !level.plausible(ref.limiter->terms().policy, now)) return;
+    Registry::set_level(ref, level.key, level.tat, false, now);
+  });
+  if (!levels) return enif_make_badarg(env);
+  enif_consume_timeslice(env,
+                         std::max(1, static_cast<int>(bytes.size() * kTimeslice / (kLevels * OwnerLevel::kBytes))));
   return atoms.ok;
 }
 
-// Who is to be told of a key's level when the node `changed` has joined the others or left them.
-struct Change {
-  std::vector<NodeId> nodes;  // after it
-  NodeId self, changed;
-  bool joined;
-
-  template <class Tell>
-  void for_each_to_tell(KeyHash key, Tell tell) const {
-    const Owners owners = owners_of(nodes, key);
-    if (joined) {
-      for (const std::size_t place : {owners.first, owners.second})
-        if (place != Owners::kNobody && nodes[place] == changed) tell(place);
-      return;
-    }
-    // Only keys that it owned or stood by for have a new owner or stand-by. What the node had that left itself, it
-    // tells to both.
-    if (owners.first == Owners::kNobody || !held_by_changed(owners, key)) return;
-    const bool was_own = self == changed && weight(changed, key) > weight(nodes[owners.first], key);
-    if (was_own) tell(owners.first);
-    if (owners.second != Owners::kNobody && (was_own || nodes[owners.first] == self)) tell(owners.second);
-  }
-
- private:
-  using Weight = std::pair<std::uint64_t, NodeId>;
-  static Weight weight(NodeId node, KeyHash key) noexcept { return {rendezvous_weight(node, key), node}; }
-  bool held_by_changed(const Owners& owners, KeyHash key) const noexcept {
-    return owners.second == Owners::kNobody || weight(changed, key) > weight(nodes[owners.second], key);
-  }
-};
-
 // owner_levels(Nodes, Self, Changed, joined | left) -> [{Place, Levels}]. Dirty: looks at all keys, about 20 ns each.
 ERL_NIF_TERM levels(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
-  Change change;
+  OwnersChange change;
   if (!get_nodes(env, argv[0], change.nodes) || !enif_get_uint(env, argv[1], &change.self.v) ||
       !enif_get_uint(env, argv[2], &change.changed.v) || (argv[3] != atoms.joined && argv[3] != atoms.left))
     return enif_make_badarg(env);
@@ -288,8 +224,8 @@ ERL_NIF_TERM levels(ErlNifEnv* env, int, const ERL_NIF_TERM argv[]) {
   std::vector<std::string> told(change.nodes.size());
   state->registry.for_each_replicated(true, clock_now(), [&](LimiterId limiter, std::span<Table::Entry> entries) {
     for (const Table::Entry& entry : entries) {
-      const WireLevel level{limiter, entry.key, entry.tat};
-      if (level.valid()) change.for_each_to_tell(entry.key, [&](std::size_t place) { level.append_to(told[place]); });
+      const OwnerLevel level{limiter, entry.key, entry.tat};
+      if (level.valid()) change.for_each_heir(entry.key, [&](std::size_t place) { append_level(told[place], level); });
     }
   });
   return make_told(env, told);
