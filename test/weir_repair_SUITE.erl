@@ -15,7 +15,7 @@ suite() ->
     [{timetrap, {minutes, 3}}].
 
 all() ->
-    [reset_is_seen_by_others, reset_reaches_who_was_away, a_reset_that_failed_is_no_ok].
+    [reset_is_seen_by_others, reset_waits_for_others, reset_reaches_who_was_away, a_reset_that_failed_is_no_ok].
 
 end_per_testcase(_, _Config) ->
     case erase(peers) of
@@ -37,6 +37,25 @@ reset_is_seen_by_others(_) ->
                     Admitted
             end,
     ?assertEqual(5, lists:sum([Again(P) || P <- Peers ++ Peers ++ Peers ++ Peers])).
+
+%% With scope exact a reset returns when the other nodes have taken it.
+reset_waits_for_others(_) ->
+    [A, B] = nodes_with_limiter(),
+    ok = call(A, weir, put_limiter, [payments, #{rate => {5, {5, day}}, scope => exact, timeout => 20000}]),
+    wait_until(limiter, fun() -> call(B, weir_specs, is_known, [payments]) end),
+    ok = call(B, sys, suspend, [weir_replica]),
+    Self = self(),
+    Reset = spawn_link(fun() -> Self ! {self(), call(A, weir, reset, [payments, ?KEY])} end),
+    wait_until(asked, fun() -> call(B, ?MODULE, resets_wait, []) =:= 1 end),
+    receive {Reset, Early} -> ct:fail({returned_before, Early})
+    after 0 -> ok
+    end,
+    ok = call(B, sys, resume, [weir_replica]),
+    ?assertEqual(ok, receive {Reset, Answer} -> Answer end).
+
+resets_wait() ->
+    {messages, Messages} = process_info(whereis(weir_replica), messages),
+    length([Reset || {'$gen_call', _, {weir_reset, 1, _, _, _} = Reset} <- Messages]).
 
 reset_reaches_who_was_away(_) ->
     [A, B] = nodes_with_limiter(),
