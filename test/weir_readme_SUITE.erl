@@ -71,13 +71,20 @@ configured(_) ->
 first_use_in_erlang(_) ->
     [Text] = [Text || {_, "erlang", Text} <- blocks(readme()), string:find(Text, "weir:put_limiter") =/= nomatch],
     ?assertEqual([proceed, proceed, proceed, proceed, proceed, {retry_after, 12000}],
-                 [evaluate(Text) || _ <- lists:seq(1, 6)]).
+                 [evaluate(patient(Text, "scope => exact", "timeout => 20000")) || _ <- lists:seq(1, 6)]).
+
+%% A busy machine may take longer to answer than the default timeout: then the question is decided here, too.
+patient(Text, Before, Option) ->
+    Patient = string:replace(Text, Before, [Before, ", ", Option]),
+    ?assertEqual(3, length(Patient)),
+    unicode:characters_to_list(Patient).
 
 %% ---- Elixir
 
 first_use_in_elixir(_) ->
     [Text] = [Text || {_, "elixir", Text} <- blocks(readme()), string:find(Text, ":weir.put_limiter") =/= nomatch],
     [Child] = spans(readme(), "^\\{:weir, limiters:"),
+    Patient = patient(Text, "scope: :exact", "timeout: 20_000"),
     Script = "{:ok, _} = Application.ensure_all_started(:weir)\n"
              ":ok = :weir_clock.freeze(1_700_000_000_000_000_000)\n"
              "text = System.fetch_env!(\"TEXT\")\n"
@@ -89,7 +96,7 @@ first_use_in_elixir(_) ->
     Elixir = os:find_executable("elixir"),
     ?assertNotEqual({false, "elixir is not installed"}, {Elixir, "elixir is not installed"}),
     Port = open_port({spawn_executable, Elixir},
-                     [{args, ["-pa", weir_test:ebin(), "-e", Script]}, {env, [{"TEXT", Text}, {"CHILD", Child}, {"LC_ALL", "C.UTF-8"}]},
+                     [{args, ["-pa", weir_test:ebin(), "-e", Script]}, {env, [{"TEXT", Patient}, {"CHILD", Child}, {"LC_ALL", "C.UTF-8"}]},
                       exit_status, stderr_to_stdout, binary, hide]),
     {Status, Output} = collect(Port, []),
     ?assertMatch({0, _}, {Status, Output}),
