@@ -48,18 +48,30 @@ lookup(#{path := Path, interval_ms := Ms} = State) ->
 %% (Reading a pipe could take for ever.)
 read(Path) ->
     case file:read_file_info(Path, [raw]) of
-        {ok, #file_info{type = regular, size = Size}} when Size =< ?MAX_BYTES ->
-            case file:read_file(Path) of
-                {ok, Bytes} -> {ok, Bytes};
-                {error, Reason} -> unreadable(Path, Reason)
+        {ok, #file_info{type = regular}} ->
+            case file:open(Path, [read, raw, binary]) of
+                {ok, File} ->
+                    Read = file:read(File, ?MAX_BYTES + 1),
+                    _ = file:close(File),
+                    whole(Path, Read);
+                {error, Reason} ->
+                    unreadable(Path, Reason)
             end;
-        {ok, #file_info{type = regular, size = Size}} ->
-            {error, weir_error:sentence("~ts has ~b bytes, and ~b is the most", [Path, Size, ?MAX_BYTES])};
         {ok, _} ->
             {error, weir_error:sentence("~ts is not a file", [Path])};
         {error, Reason} ->
             unreadable(Path, Reason)
     end.
+
+%% What was read counts, not the size that the file had before: another may have taken its place.
+whole(Path, {ok, Bytes}) when byte_size(Bytes) > ?MAX_BYTES ->
+    {error, weir_error:sentence("~ts has more than ~b bytes, which is the most", [Path, ?MAX_BYTES])};
+whole(_Path, {ok, Bytes}) ->
+    {ok, Bytes};
+whole(_Path, eof) ->
+    {ok, <<>>};
+whole(Path, {error, Reason}) ->
+    unreadable(Path, Reason).
 
 unreadable(Path, Reason) ->
     {error, weir_error:sentence("~ts can't be read: ~ts", [Path, file:format_error(Reason)])}.

@@ -370,7 +370,7 @@ broken_files(Config) ->
                 [{"line 3 ", fun() -> rewrite(Path, "c@127.0.0.7\n\nnot a name # really\n") end},
                  {"line 2 ", fun() -> rewrite(Path, ["c@127.0.0.7\nd@", lists:duplicate(300, $d), "\n"]) end},
                  {"line 1 ", fun() -> rewrite(Path, <<0, 255, 254>>) end},
-                 {"is the most", fun() -> rewrite(Path, lists:duplicate(600000, $\n)) end},
+                 {"which is the most", fun() -> rewrite(Path, lists:duplicate(600000, $\n)) end},
                  {"no such file", fun() -> ok = file:delete(Path) end},
                  {"not a file", fun() -> ok = file:make_dir(Path) end}]],
     ok = file:del_dir(Path),
