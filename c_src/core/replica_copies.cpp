@@ -87,7 +87,7 @@ void Replica::offer_itself(const Peer& peer, const VectorItem& item, Nanos now, 
 
 // A node that has nothing yet is no donor; it will be asked again, or another. One that waits for a copy itself is: its
 // own state still is what its vector says. (Else two that lack each other's births would wait for each other.)
-bool Replica::can_give() const noexcept { return !copy_ || (!config_.joining && copy_->true_for().empty()); }
+bool Replica::can_give() const noexcept { return !copy_ || (!copy_->joins() && copy_->true_for().empty()); }
 
 bool Replica::gives() const noexcept {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.owed != 0; });
@@ -201,7 +201,7 @@ void Replica::apply(Peer& peer, const Frame& frame, const CopyItem& item, Nanos 
   const auto over = [&](const OriginId& origin) { return may_be_over(origin, now); };
   if (!copy_->take(frame, item, now, copy_patience(), 2 * config_.max_keys + kPartEntries, over)) return;
   if (!copy_->complete()) ask_for_more(effects);
-  if (copy_->complete() && !config_.joining && !copy_->taken()) {
+  if (copy_->undecided()) {
     if (!copy_->brings_missed()) return copy_->refuse_donor(now);
     if (!takes_copy(copy_->floors(), now, effects)) return;
     copy_->be_taken();
@@ -303,7 +303,7 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
     }
   }
   losing_since_ = kNever;
-  if (config_.joining || ledger_.is_better(floors.common(), loses)) {
+  if (copy_->joins() || ledger_.is_better(floors.common(), loses)) {
     copies_refused_ = 0;
     return true;
   }
@@ -315,7 +315,6 @@ bool Replica::takes_copy(const Floors& floors, Nanos now, Effects& effects) {
 void Replica::end_copy(Nanos now, Effects& effects) {
   ledger_.floors().replace(copy_->true_for());
   copy_.reset();
-  config_.joining = false;
   unpark(now, effects);
 }
 
@@ -351,10 +350,9 @@ void Replica::add_others(Peer& donor, Nanos now) {
 
 // All segments are in place.
 void Replica::finish_copy(Nanos now, Effects& effects) {
-  if (config_.joining && !takes_copy(copy_->true_for(), now, effects)) return;
+  if (copy_->joins() && !takes_copy(copy_->true_for(), now, effects)) return;
   const StateCopy copy = std::move(*copy_);
   copy_.reset();
-  config_.joining = false;
   const Floor common = copy.true_for().common();
   stats_.lost_own_records += ledger_.lost_beyond(common, ledger_.own_records());
   stand_at(common, now);

@@ -65,6 +65,7 @@ class StateCopy {
   StateCopy(NodeId donor, const VectorEntry& missed) : donor_(donor), named_(donor), missed_(missed) {}
   // One for a node that has nothing yet; the first attempt is due `now`.
   static StateCopy to_join(Nanos now);
+  bool joins() const noexcept { return joins_; }
 
   // Asking.
 
@@ -97,6 +98,8 @@ class StateCopy {
             const std::function<bool(const OriginId&)>& over);
   // All segments have come.
   bool complete() const noexcept { return wanted_ == 0; }
+  // All have, and whether the copy is to be taken is still open. (A node that joins has placed them by then.)
+  bool undecided() const noexcept { return complete() && !joins_ && !taken_; }
   // Whether some have.
   bool begun() const noexcept { return !floors_.empty(); }
   // What those that came, and aren't replaced by another round, are true for.
@@ -108,7 +111,6 @@ class StateCopy {
 
   // It is the better state: its segments may be placed.
   void be_taken() noexcept { taken_ = true; }
-  bool taken() const noexcept { return taken_; }
   // Segments that can be put in place now.
   std::uint64_t to_place() const noexcept { return taken_ || joins_ ? ~wanted_ & ~placed_ : 0; }
   // Whether some are, or can be.

@@ -321,6 +321,26 @@ TEST_CASE("a copy with births from the future is refused, and its donor put into
   CHECK(joiner.replica.stats().copies == 1);
 }
 
+TEST_CASE("a node that was to join when there were no others yet takes a copy when there are", "[replica][copy]") {
+  Cluster cluster(2, {Policy{{100}, {60'000'000'000}}});
+  cluster.configure = [](ReplicaConfig& config) {
+    config.history = {0, 0, 0, 1, 1};  // whatever the other lacks, a copy has to bring
+    if (config.self == NodeId{1}) {
+      config.members = {{1}};
+      config.neighbours.clear();
+    }
+  };
+  for (std::uint32_t node = 0; node < 2; ++node) cluster.crash(node);
+  for (std::uint32_t node = 0; node < 2; ++node) cluster.start(node);
+  cluster.run_for(ms(40'000));
+  for (std::uint64_t i = 0; i < 50; ++i) cluster.ask(0, nth(i), {90});
+  cluster.run_for(ms(10'000));
+  cluster.registers(1, 0);
+  cluster.run_for(ms(60'000));
+  CHECK(cluster.at(1).stats().copies_abandoned == 0);
+  for (std::uint64_t i = 0; i < 50; ++i) CHECK_FALSE(cluster.at(1).published(kLimiter, nth(i)).empty());
+}
+
 // S2 of the independent reading: what the node with the wrong clock admitted reached the others by copies, when its log
 // was full, and from the nodes that had copied it.
 TEST_CASE("births of a node an hour ahead come neither by its copies nor by those of others", "[replica][copy]") {

@@ -361,7 +361,7 @@ TEST_CASE("whatever is lost, doubled, late or from whomever: a segment is placed
         on_the_way.erase(on_the_way.begin() + static_cast<std::ptrdiff_t>(at));
         if (copy.expects(from, sent.item.segment)) take(copy, sent, now);
       }
-      if (copy.complete() && !copy.taken()) copy.be_taken();
+      if (copy.undecided()) copy.be_taken();
       for (std::uint64_t left = copy.to_place(); left != 0; left &= left - 1) {
         const auto segment = static_cast<std::uint8_t>(std::countr_zero(left));
         const std::size_t keys = copy.keys_of(segment);
