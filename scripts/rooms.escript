@@ -38,7 +38,7 @@ listed(Ebins) ->
 
 %% {Folder, Folder that it includes from}, "include/weir" among them.
 folders() ->
-    Files = [F || F <- filelib:wildcard("c_src/**/*.{cpp,hpp}") ++ filelib:wildcard("include/weir/*.hpp")],
+    Files = filelib:wildcard("c_src/**/*.{cpp,hpp}") ++ filelib:wildcard("include/weir/*.hpp"),
     lists:usort([{From, To} || File <- Files, Include <- includes(File),
                                From <- [filename:dirname(File)], To <- [target(From, Include)], To =/= From, not core(From, To)]).
 

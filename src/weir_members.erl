@@ -92,7 +92,7 @@ forget(Node) ->
 %% 4000 host names that differ in two letters 1000 are left.)
 -spec node_id(node()) -> id().
 node_id(Node) ->
-    weir_roster:node_id(Node).
+    weir_roster_core:id(Node).
 
 %% @private
 -spec start_link() -> {ok, pid()} | {error, term()}.

@@ -248,7 +248,7 @@ execute({demonitor, Node}, #state{monitors = Monitors} = State) ->
     true = erlang:demonitor(Monitor, [flush]),
     State#state{monitors = Rest};
 execute({give, What, To, Nodes, Names, Scans, Last}, #state{giving = Giving} = State) ->
-    Self = weir_roster:node_id(node()),
+    Self = weir_roster_core:id(node()),
     Scan = fun() -> [{element(Place, Names), Levels}
                      || {How, Changed} <- Scans, {Place, Levels} <- weir_nif:owner_levels(Nodes, Self, Changed, How)] end,
     {Pid, Monitor} = weir_handover:start(To, Scan, Last),

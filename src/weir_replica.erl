@@ -39,7 +39,7 @@
 %% or whatever it shows it isn't, as its sender wasn't accepted as a member.
 -type door() :: open | closed | <<_:64>>.
 
--record(state, {machine :: weir_machine:machine(), self = weir_roster:node_id(node()) :: weir_roster_core:id(),
+-record(state, {machine :: weir_machine:machine(), self = weir_roster_core:id(node()) :: weir_roster_core:id(),
                 peers = #{} :: #{weir_roster_core:id() => {node(), pid()}}, doors = #{} :: #{weir_roster_core:id() => door()},
                 %% Gathered, the last one first.
                 frames = [] :: [{weir_machine:node_id(), binary()}], count = 0 :: non_neg_integer(), bytes = 0 :: non_neg_integer(),
@@ -150,7 +150,7 @@ init([]) ->
 renewed(Incarnation, #state{self = Self} = State) ->
     #state{peers = Peers} = Pushed = push(State),
     _ = cancel(Pushed),
-    Kept = case weir_roster:node_id(node()) of
+    Kept = case weir_roster_core:id(node()) of
                Self -> Peers;
                _ ->
                    _ = [true = unlink(Peer) andalso exit(Peer, kill) || {_, Peer} <- maps:values(Peers)],
@@ -160,7 +160,7 @@ renewed(Incarnation, #state{self = Self} = State) ->
 
 %% Limiters that change meanwhile are brought by the registry once the machine is attached, or found there after that.
 made(Incarnation, Joining, Peers) ->
-    Self = weir_roster:node_id(node()),
+    Self = weir_roster_core:id(node()),
     {ok, Options} = weir_cluster_options:get(),
     Machine = weir_machine:new(maps:merge(weir_cluster_options:machine(Options),
                                           #{self => Self, members => [Self | [Id || {_, Id} <- weir_roster:others()]],
@@ -317,7 +317,7 @@ heard([{From, Frame} | Frames], Heard) ->
 %% ---- members, limiters ----
 
 add(Node, #state{peers = Peers, self = Self} = State) ->
-    Id = weir_roster:node_id(Node),
+    Id = weir_roster_core:id(Node),
     case Peers of
         #{Id := {_, Peer}} ->
             introduce(Node, Id, Peer, run({registered, Id}, State));
@@ -338,7 +338,7 @@ introduce(Node, Id, Peer, #state{doors = Doors} = State) ->
     run({incarnation, Id, Incarnation}, State#state{doors = Doors#{Id => Door}}).
 
 remove(Node, #state{peers = Peers, doors = Doors} = State) ->
-    Id = weir_roster:node_id(Node),
+    Id = weir_roster_core:id(Node),
     case maps:take(Id, Peers) of
         {{_, Peer}, Rest} ->
             true = unlink(Peer),

@@ -15,7 +15,7 @@
 -module(weir_roster).
 
 %% Members.
--export([members/0, others/0, connected/0, away/0, looked_for/0, refused/0, is_member/1, terms/1, token/1, node_id/1]).
+-export([members/0, others/0, connected/0, away/0, looked_for/0, refused/0, is_member/1, terms/1, token/1]).
 %% This node.
 -export([phase/0, left/0, incarnation/0, await_start/0, take_limiters/0]).
 -export([machine_run/0, set_machine_run/1, ready_since/0, set_ready/0]).
@@ -75,11 +75,6 @@ terms(Node) ->
 token(Node) ->
     <<Token:8/binary, _/binary>> = crypto:mac(hmac, sha256, own(tokens, <<>>), atom_to_binary(Node)),
     Token.
-
-%% @doc See {@link weir_members:node_id/1}.
--spec node_id(node()) -> id().
-node_id(Node) ->
-    weir_roster_core:id(Node).
 
 %% ---- this node ----
 

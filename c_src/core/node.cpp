@@ -60,7 +60,7 @@ bool Node::take_births(Clock clock) {
   replication.births.awake();
   const bool carries = !replica_.moves_segments();  // else a copy would begin anew
   if (rescans_ && carries) rescan(clock);
-  // Of the births that count in a carried level, those that were told come before it.
+  // Births that count in a carried level, and were told, come before it.
   if (carries && carries_.empty() && !replication.carries.empty()) carries_ = replication.carries.take(kCarries);
   const std::size_t taken = replication.births.drain(
       kBirths, [&](const Admission& birth) { replica_.admitted(birth, last_); },
@@ -83,7 +83,7 @@ void Node::bring_levels(bool births) {
   Replication& replication = registry_->replication();
   replication.minority.store(replica_.minority(), std::memory_order_relaxed);
   replication.nodes.store(static_cast<std::uint32_t>(replica_.live()), std::memory_order_relaxed);
-  // What was admitted until the first other node came is found in the tables.
+  // The tables have all that was admitted before the first other node came.
   if (has_listeners() && !replication.births.open()) registry_->drop_all();
   replication.births.open(has_listeners());
   rescans_ = replication.births.overflowed() || rescans_;

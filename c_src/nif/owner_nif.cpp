@@ -20,6 +20,7 @@ constexpr unsigned kItems = 512, kLevels = 1024, kNodes = 4096;
 // Questions times nodes that are weighed on a normal scheduler, about 100 us.
 constexpr std::size_t kManyWeights = 1 << 15;
 constexpr int kTimeslice = 5;  // percent of a slice, of a full batch
+
 // {NodeId, ...}, none of them twice.
 bool get_nodes(ErlNifEnv* env, ERL_NIF_TERM term, std::vector<NodeId>& nodes) {
   int arity;

@@ -34,7 +34,7 @@ namespace {
 }  // namespace
 
 unsigned stripe() noexcept {
-  // Of this instance of the library, and of the state that it was taken from.
+  // This instance's, and the state that it was taken from.
   struct Mine {
     std::uint64_t state = 0;
     unsigned stripe = 0;

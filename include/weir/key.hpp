@@ -24,7 +24,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <string_view>
 
 #include "weir/siphash.hpp"
@@ -52,9 +51,6 @@ KeyHash hash_key(const SipKey& secret, KeyType type, Number number) noexcept {
   static_assert(sizeof(Number) == 8);
   const auto bytes = std::bit_cast<std::array<char, 8>>(number);
   return hash_key(secret, type, {bytes.data(), bytes.size()});
-}
-inline KeyHash hash_integer(const SipKey& secret, std::int64_t integer) noexcept {
-  return hash_key(secret, KeyType::integer, integer);
 }
 // 0.0 and -0.0 are one key, as they are one term up to OTP 26.
 inline double without_sign_of_zero(double number) noexcept { return number == 0 ? 0 : number; }

@@ -18,6 +18,7 @@
 // segment of a table, if that is more).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 

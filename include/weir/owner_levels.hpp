@@ -6,13 +6,14 @@
 //   A level that comes raises the key's here, never lowers it. One that can't be is left out: of no limiter, of key 0,
 //   or so high that no clock explains it.
 //
-// Thread safety: values. Complexity: `heirs` linear in the nodes; the rest constant. Nothing throws but for want of
-// memory.
+// Thread safety: values. Complexity: `for_each_heir` linear in the nodes; the rest constant. Nothing throws but for
+// want of memory.
 #pragma once
 
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>

@@ -18,7 +18,7 @@ std::uint64_t of(KeyType type, std::string_view content) { return hash_key(kSecr
 TEST_CASE("keys have the hashes that they always had", "[key]") {
   CHECK(of(KeyType::binary, "alice") == 2798007998901187037U);
   CHECK(of(KeyType::atom, "alice") == 3024848950471820397U);
-  CHECK(hash_integer(kSecret, -1).v == 1238442218740354362U);
+  CHECK(hash_key(kSecret, KeyType::integer, std::int64_t{-1}).v == 1238442218740354362U);
   CHECK(hash_key(kSecret, KeyType::unsigned_integer, std::numeric_limits<std::uint64_t>::max()).v ==
         920605736009969869U);
   CHECK(hash_key(kSecret, KeyType::floating, 3.5).v == 6764386656331273517U);

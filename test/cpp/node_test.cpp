@@ -19,6 +19,8 @@ constexpr LimiterId kLimiter{7};
 constexpr Nanos kDay{86'400'000'000'000};
 constexpr Nanos kMillis{1'000'000};
 constexpr unsigned kStripes = 3;
+// The first two members of a cluster.
+constexpr std::size_t a = 0, b = 1;
 
 KeyHash key(std::uint64_t i) { return {(i + 1) * 0x9e3779b97f4a7c15}; }
 
@@ -31,7 +33,18 @@ class Cluster {
     Registry::Ref ref;
   };
 
-  explicit Cluster(const Policy& policy) : policy_(policy) { now_at() = now_; }
+  // So many nodes that know each other, and have met.
+  explicit Cluster(const Policy& policy, std::uint32_t nodes = 0) : policy_(policy) {
+    now_at() = now_;
+    for (std::uint32_t i = 1; i <= nodes; ++i) {
+      std::vector<NodeId> others;
+      for (std::uint32_t j = 1; j <= nodes; ++j) {
+        if (j != i) others.push_back({j});
+      }
+      add(others);
+    }
+    if (nodes > 1) run(Nanos{1'000'000'000});
+  }
 
   // The clock that rescans read is the cluster's.
   static Nanos& now_at() {
@@ -41,7 +54,7 @@ class Cluster {
   static Nanos clock() noexcept { return now_at(); }
 
   // A node that knows of these others.
-  std::size_t add(std::vector<NodeId> others) {
+  void add(std::vector<NodeId> others) {
     const NodeId self{static_cast<std::uint32_t>(members_.size() + 1)};
     Member& member = members_.emplace_back();
     ReplicaConfig config;
@@ -61,7 +74,6 @@ class Cluster {
     terms.policy = policy_;
     step(members_.size() - 1,
          [&](Replica& replica, Nanos now, Effects& effects) { replica.put_limiter(kLimiter, terms, now, effects); });
-    return members_.size() - 1;
   }
 
   Member& at(std::size_t i) { return members_[i]; }
@@ -132,10 +144,7 @@ class Cluster {
 }  // namespace
 
 TEST_CASE("what one node's table admits, the other's counts", "[node]") {
-  Cluster cluster({{5}, kDay});
-  const std::size_t a = cluster.add({{2}});
-  const std::size_t b = cluster.add({{1}});
-  cluster.run(Nanos{1'000'000'000});
+  Cluster cluster({{5}, kDay}, 2);
   for (int i = 0; i < 4; ++i) CHECK(cluster.admit(a, key(1)));
   cluster.run(Nanos{100'000'000});
   CHECK(cluster.used(b, key(1)) == 4);
@@ -146,10 +155,7 @@ TEST_CASE("what one node's table admits, the other's counts", "[node]") {
 }
 
 TEST_CASE("births that a full ring had no room for are found again, and told once", "[node]") {
-  Cluster cluster({{3}, kDay});
-  const std::size_t a = cluster.add({{2}});
-  const std::size_t b = cluster.add({{1}});
-  cluster.run(Nanos{1'000'000'000});
+  Cluster cluster({{3}, kDay}, 2);
   const std::uint64_t keys = 3 * Admissions::kRing;
   for (std::uint64_t i = 0; i < keys; ++i) REQUIRE(cluster.admit(a, key(i), 2));
   cluster.run(Nanos{3'000'000'000});
@@ -164,14 +170,14 @@ TEST_CASE("births that a full ring had no room for are found again, and told onc
 
 TEST_CASE("a node without others keeps births in its tables alone; who comes is told of all", "[node]") {
   Cluster cluster({{5}, kDay});
-  const std::size_t a = cluster.add({});
+  cluster.add({});
   CHECK_FALSE(cluster.at(a).registry->replication().births.open());
   for (std::uint64_t i = 0; i < 3000; ++i) REQUIRE(cluster.admit(a, key(i), 3));
   cluster.run(Nanos{100'000'000});
   CHECK(cluster.at(a).node->replica().keys() == 0);
   cluster.step(a, [](Replica& replica, Nanos now, Effects& effects) { replica.step(Registered{{2}}, now, effects); });
   CHECK(cluster.at(a).registry->replication().births.open());
-  const std::size_t b = cluster.add({{1}});
+  cluster.add({{1}});
   cluster.run(Nanos{5'000'000'000});
   cluster.push_all();
   std::size_t wrong = 0;
@@ -180,10 +186,7 @@ TEST_CASE("a node without others keeps births in its tables alone; who comes is 
 }
 
 TEST_CASE("a key that got another hash counts under it on all nodes", "[node]") {
-  Cluster cluster({{10}, kDay});
-  const std::size_t a = cluster.add({{2}});
-  const std::size_t b = cluster.add({{1}});
-  cluster.run(Nanos{1'000'000'000});
+  Cluster cluster({{10}, kDay}, 2);
   for (int i = 0; i < 6; ++i) REQUIRE(cluster.admit(a, key(1)));
   cluster.run(Nanos{100'000'000});
   REQUIRE(cluster.used(b, key(1)) == 6);
@@ -198,7 +201,7 @@ TEST_CASE("a key that got another hash counts under it on all nodes", "[node]") 
 
 TEST_CASE("while births come they are looked for without being told of; then the node rests", "[node]") {
   Cluster cluster({{1000}, kDay});
-  const std::size_t a = cluster.add({{2}});
+  cluster.add({{2}});
   cluster.run(Nanos{10'000'000});
   Node& node = *cluster.at(a).node;
   CHECK(node.wake() > cluster.now() + Node::kPoll);
@@ -214,7 +217,7 @@ TEST_CASE("while births come they are looked for without being told of; then the
 
 TEST_CASE("a step alone brings nothing and takes nothing", "[node]") {
   Cluster cluster({{5}, kDay});
-  const std::size_t a = cluster.add({{2}});
+  cluster.add({{2}});
   REQUIRE(cluster.admit(a, key(1)));
   Effects effects;
   cluster.at(a).node->step_alone(cluster.now(), [&](Replica& replica, Nanos now) {
@@ -228,7 +231,7 @@ TEST_CASE("a step alone brings nothing and takes nothing", "[node]") {
 
 TEST_CASE("time doesn't run back between steps", "[node]") {
   Cluster cluster({{5}, kDay});
-  const std::size_t a = cluster.add({{2}});
+  cluster.add({{2}});
   Node& node = *cluster.at(a).node;
   node.begin(cluster.now() + kMillis);
   node.step_alone(cluster.now(), [&](Replica&, Nanos now) {
@@ -240,16 +243,8 @@ TEST_CASE("time doesn't run back between steps", "[node]") {
 
 TEST_CASE("whatever is admitted where, through rings or found again: in the end all tables count all of it", "[node]") {
   for_cases([](Rng& rng) {
-    Cluster cluster({{1000}, kDay});
-    const std::size_t count = static_cast<std::size_t>(draw(rng, 2, 3));
-    for (std::size_t i = 0; i < count; ++i) {
-      std::vector<NodeId> others;
-      for (std::uint32_t j = 0; j < count; ++j) {
-        if (j != i) others.push_back({j + 1});
-      }
-      cluster.add(others);
-    }
-    cluster.run(Nanos{600'000'000});
+    const auto count = static_cast<std::size_t>(draw(rng, 2, 3));
+    Cluster cluster({{1000}, kDay}, static_cast<std::uint32_t>(count));
     std::map<std::uint64_t, std::int64_t> admitted;
     for (int round = 0; round < 8; ++round) {
       // Sometimes more than a ring holds.

@@ -16,7 +16,7 @@ using weir::Partition;
 // delta states also when a delta state was received.
 enum class AnalyseAt : std::uint8_t { delta, local, receive };
 
-// What the command line can set. Each strategy reads what concerns it.
+// All that the command line can set; each strategy reads its own part.
 struct Options {
   Policy policy;
   Nanos gossip_interval{300'000'000};
